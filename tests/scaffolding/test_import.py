@@ -34,4 +34,5 @@ def test_importing_polybridge_imports_no_backend():
 
 
 def test_importing_polybridge_costs_few_modules_beyond_its_carriers():
-    assert len(loaded_by("import polybridge", after=CARRIERS)) <= 60
+    """A count, since times vary: importlib.metadata takes about 60, and asyncio alone would add 100."""
+    assert len(loaded_by("import polybridge", after=CARRIERS)) <= 120
