@@ -100,6 +100,10 @@ class Backend(ABC):
         with leaves that this framework's own differentiation follows.
         """
 
+    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that the user calls, marked as this framework needs it."""
+        return function
+
     # The exchange. Law: from_dlpack(to_dlpack(dense(x))) has the values of x and shares its memory.
 
     def is_composite(self, value: Any) -> bool:
@@ -180,7 +184,12 @@ class Replayed(Pullback):
     """A plain callable as a pullback; differentiates it by evaluating the function again."""
 
     def __init__(
-        self, backend: Backend, fn: Run, primals: Sequence[Tensor], outputs: Sequence[TensorSpec], call: Callable[..., Any]
+        self,
+        backend: Backend,
+        fn: Run,
+        primals: Sequence[Tensor],
+        outputs: Sequence[TensorSpec],
+        call: Callable[..., Any],
     ) -> None:
         """Keep what the second evaluation needs."""
         self._backend, self._fn, self._primals, self._outputs, self._call = backend, fn, primals, outputs, call

@@ -1,25 +1,25 @@
 """Every exception and warning that polybridge raises, as one tree.
 
-    PolybridgeError
-    |-- BackendError
-    |   |-- UnknownBackendError       (LookupError)   no backend has this name
-    |   |-- BackendNotInstalledError  (ImportError)   the backend's framework is missing
-    |   `-- BrokenPluginError         (ImportError)   a plugin could not be loaded
-    |-- ArgumentError
-    |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
-    |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
-    |   `-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
-    |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
-    |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
-    |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
-    |-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
-    |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
-    |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
-    `-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
+PolybridgeError
+|-- BackendError
+|   |-- UnknownBackendError       (LookupError)   no backend has this name
+|   |-- BackendNotInstalledError  (ImportError)   the backend's framework is missing
+|   `-- BrokenPluginError         (ImportError)   a plugin could not be loaded
+|-- ArgumentError
+|   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
+|   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
+|   `-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
+|-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
+|-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
+|-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
+|-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
+|-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
+|-- ResidualError                 (RuntimeError)  a backward whose forward is gone
+`-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
 
-    PolybridgeWarning (UserWarning)
-    |-- DetachedStateWarning          trainable state in the source gets no gradient
-    `-- PrecisionWarning              a dtype that the other side narrows
+PolybridgeWarning (UserWarning)
+|-- DetachedStateWarning          trainable state in the source gets no gradient
+`-- PrecisionWarning              a dtype that the other side narrows
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from collections.abc import Iterable
 
 class PolybridgeError(Exception):
     """Base of every exception of polybridge."""
+
+    # AutoGraph re-raises an exception with its own type only if its constructor is this very object.
+    __init__ = Exception.__init__
 
 
 class BackendError(PolybridgeError):
@@ -153,7 +156,6 @@ class PromisedShapeError(PolybridgeError, ValueError):
             f"`{call}` returned {found} at {path}, but {promised} was promised when the graph was traced. "
             f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies."
         )
-
 
     @classmethod
     def unknown(cls, call: str, specs: Iterable[object], error: BaseException) -> PromisedShapeError:

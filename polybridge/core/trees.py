@@ -88,7 +88,9 @@ def argument_path(treedef: Any, position: int) -> str:
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
 
 
-def kind_by_type(is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]) -> Classify:
+def kind_by_type(
+    is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]
+) -> Classify:
     """Return a classifier for one backend that asks these questions once per type."""
     known: dict[type, Kind] = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
 

@@ -69,7 +69,7 @@ def wrap(
         return fn  # type: ignore[no-any-return]
     if copy not in ("auto", True, False):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
-    return _Wrapped(fn, Exchange(dest, source, copy), output_specs).function()
+    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs).function())
 
 
 def convert(tree: Any, to: str) -> Any:
@@ -106,7 +106,9 @@ class _Wrapped:
 
     def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any) -> None:
         self.fn, self.exchange, self.output_specs = fn, exchange, output_specs
-        self.call = f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
+        self.call = (
+            f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
+        )
         self.arguments = classifier(exchange.dest)
         self.results = classifier(exchange.source)
         self.natives: OrderedDict[Any, Callable[..., Outcome]] = OrderedDict()
@@ -163,7 +165,7 @@ class _Wrapped:
         return native
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def classifier(backend: Backend) -> Classify:
     """Return the classifier of a backend, which asks once per type of leaf."""
 

@@ -39,6 +39,7 @@ def call(fn: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], specs: S
         inputs: graph tensors.
         specs: `tf.TensorSpec` of the results; their shapes are set, and are the caller's promise.
     """
+
     def entered(*args: Any) -> Sequence[Any]:
         with _entered():
             return fn(*args)

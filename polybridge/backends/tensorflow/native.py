@@ -17,7 +17,7 @@ from polybridge.core.relay import FunctionRelay, Outcome, Relay
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import path
 
-Tensor = tf.Tensor
+Tensor = Any
 
 
 def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
@@ -124,9 +124,7 @@ class _Pull:
     plan: Abstract
     history: tuple[int, ...]
 
-    def __call__(
-        self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
+    def __call__(self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the cotangents of the primals, None where the plan says that there is none."""
         connected = [i for i, c in enumerate(self.plan.connected or (True,) * len(primals)) if c]
         present = [i for i, ct in enumerate(cts) if ct is not None]

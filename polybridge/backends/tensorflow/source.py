@@ -12,7 +12,7 @@ import tensorflow as tf
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.core.backend import Pullback
 
-Tensor = tf.Tensor
+Tensor = Any
 
 
 def run(fn: Callable[[], Any]) -> Any:

@@ -102,9 +102,7 @@ def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
     grad = torch.is_grad_enabled()
     device = torch.get_default_device()
-    autocast = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-    ]
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
