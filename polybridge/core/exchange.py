@@ -72,7 +72,7 @@ class Exchange:
         return move(tensor, self.source, self.dest, own)
 
     def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
-        """Take a tensor of the source out of a list, as a new object, so that only others can still hold the old one."""
+        """Take a tensor of the source out of a list as a new object: who still holds the old one can be seen."""
         tensor = tensors[position]
         tensors[position] = None
         return self.source.reference(tensor)

@@ -6,7 +6,7 @@ Everything is flattened once at the edge and rebuilt once at the edge; in betwee
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -122,14 +122,15 @@ def _register_dataclass(leaf: Any) -> bool:
     def to_children(instance: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
         return tuple(getattr(instance, name) for name in names), None, names
 
-    def from_children(_: None, children: Sequence[Any]) -> Any:
+    def from_children(_: Any, children: Iterable[Any]) -> Any:
         instance = object.__new__(cls)  # as copy.copy does: no second __post_init__, frozen classes too
         for name, child in zip(names, children, strict=True):
             object.__setattr__(instance, name, child)
         return instance
 
+    registered: Any = cls  # optree's types ask for a collection, which a dataclass need not be
     optree.register_pytree_node(
-        cls, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+        registered, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
     )
     return True
 

@@ -74,7 +74,7 @@ def kept(token: tf.Tensor) -> Relay:
     return back
 
 
-class _Buffer(np.ndarray):  # type: ignore[type-arg]
+class _Buffer(np.ndarray):
     """A plain array that can carry a finalizer."""
 
 

@@ -132,7 +132,7 @@ class _Pull:
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
             given, taken = values[: len(primals)], spread(values[len(primals) :], present, len(cts))
-            return self.caller(self._evaluate, token, given, taken, connected)  # type: ignore[no-any-return]
+            return self.caller(self._evaluate, token, given, taken, connected)
 
         def record(token: Tensor, *inputs: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
             back = self.plan.back([convert.spec(x) for x in primals])
@@ -184,7 +184,7 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
         if not promised.admits(spec):
             where = path(plan.structure.treedef, plan.structure.dynamic[i], "result") if plan.structure else "result"
             raise PromisedShapeError.differs(call, where, spec, promised)
-    return outcome.leaves  # type: ignore[return-value]
+    return outcome.leaves
 
 
 def _tf_spec(spec: TensorSpec) -> tf.TensorSpec:
