@@ -25,6 +25,8 @@ PolybridgeWarning (UserWarning)
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -218,6 +220,16 @@ class DetachedStateWarning(PolybridgeWarning):
 
 class PrecisionWarning(PolybridgeWarning):
     """A dtype that the other side narrows."""
+
+
+def warn(warning: PolybridgeWarning) -> None:
+    """Issue a warning at the line that called the wrapped function, whatever lies between."""
+    depth, level, frame = 1, 1, sys._getframe(1)
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+        if frame.f_globals.get("__name__") == "polybridge.core.wrapping":
+            level = depth + 1
+    warnings.warn(warning, stacklevel=level)
 
 
 _last: BaseException | None = None

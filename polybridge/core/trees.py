@@ -69,11 +69,11 @@ class Structure:
         return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, None included, and its treedef; dataclass instances count as containers."""
-    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
-    if any(_register_dataclass(leaf) for leaf in leaves):
-        return flatten(tree)
+    leaves, treedef = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE)
+    if any(_register_dataclass(leaf) for leaf in leaves if is_leaf is None or not is_leaf(leaf)):
+        return flatten(tree, is_leaf)
     return leaves, treedef
 
 

@@ -12,7 +12,7 @@ from polybridge.backends.tensorflow import _private, callbacks, convert
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
 from polybridge.core.callbacks import as_caller
-from polybridge.core.errors import CompilationError, PromisedShapeError
+from polybridge.core.errors import CompilationError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import path
@@ -25,7 +25,10 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     plans: dict[tuple[TensorSpec, ...], Abstract] = {}
 
     def native(*xs: Any) -> Outcome:
-        tensors = [convert.dense(x) for x in xs]
+        try:
+            tensors = [convert.dense(x) for x in xs]
+        except UnsupportedTensorError as error:
+            raise relay.located(xs, error) from None
         if not tf.executing_eagerly():
             return _in_graph(relay, tensors, plans)
         if not relay.exchange.source.differentiating():

@@ -6,7 +6,6 @@ every value that could differ in a second run; the backward run feeds them. So n
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private
 from polybridge.core import trees
-from polybridge.core.errors import ArgumentError, DetachedStateWarning, NotDifferentiableError
+from polybridge.core.errors import ArgumentError, DetachedStateWarning, NotDifferentiableError, warn
 from polybridge.core.specs import SUPPORTED
 
 Graph = Any
@@ -130,7 +129,7 @@ class _Function(_Computation):
             self._told = True
             names = _trainable_names(self.graph, _ancestors(self.outputs, stop=set(self.inputs_names())))
             if names:
-                warnings.warn(DetachedStateWarning.naming("graph_function", names), stacklevel=3)
+                warn(DetachedStateWarning.naming("graph_function", names))
 
     def inputs_names(self) -> list[str]:
         """Return the names of the tensors that are fed."""
