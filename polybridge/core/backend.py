@@ -173,7 +173,7 @@ class Backend(ABC):
         return contextlib.nullcontext
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-        """Return tensors of these specs for runs of which only shapes and dtypes are read, and the context of such runs.
+        """Return tensors of these specs, for runs of which only shapes and dtypes are read, and their context.
 
         Here they are ones, and the function really runs.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polybridge.backends.tensorflow import _private, convert, native, source
+from polybridge.backends.tensorflow import _private, convert, native, session, source
 from polybridge.core.backend import Backend, Pullback
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
@@ -75,3 +75,7 @@ class TensorFlowBackend(Backend):
     def started(self) -> bool:
         """Whether the eager runtime exists."""
         return _private.has_started()
+
+    def graph_function(self, session_: Any, inputs: Any, outputs: Any) -> Callable[..., Any]:
+        """Return a TensorFlow 1 graph as an eager function; offered to users as `polybridge.tf1.graph_function`."""
+        return session.graph_function(session_, inputs, outputs)

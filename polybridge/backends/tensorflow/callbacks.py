@@ -45,7 +45,8 @@ def call(fn: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], specs: S
             return fn(*args)
 
     results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
-    results = results if isinstance(results, (list, tuple)) else [results]
+    if not specs:  # then it is an operation, which the graph runs for its effect
+        return []
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
@@ -74,7 +75,7 @@ def kept(token: tf.Tensor) -> Relay:
     return back
 
 
-class _Buffer(np.ndarray):  # type: ignore[type-arg]
+class _Buffer(np.ndarray):
     """A plain array that can carry a finalizer."""
 
 
