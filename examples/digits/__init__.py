@@ -1,6 +1,6 @@
 """Handwritten digits, learnt by one network whose two halves live in two frameworks.
 
-    python -m examples.digits            # both directions, about two minutes on two cores
+    python -m examples.digits            # both directions, about half a minute on two cores
     python -m examples.digits --quick    # the equality check and a few epochs
 
 Run 1 puts a Keras extractor under a PyTorch head and trains both in a PyTorch loop; run 2 is the mirror.
@@ -18,3 +18,4 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a network this small only waits for PyTorch's second thread

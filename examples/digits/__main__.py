@@ -35,7 +35,7 @@ def main(quick: bool, out: Path) -> None:
 def compare_all(epochs: int, console: Console) -> list[Comparison]:
     """Train the four networks from the same weights on the same batches."""
     digits, initial = data.load(), models.initial_weights()
-    parameters = tuple(sum(array.size for array in half) for half in initial)
+    parameters = models.size(initial.extractor), models.size(initial.head)
     columns = TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn(), TimeElapsedColumn()
 
     with Progress(*columns, TextColumn("{task.fields[state]}"), console=console) as progress:

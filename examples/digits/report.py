@@ -1,21 +1,23 @@
 """Say what the runs showed: a table for the terminal, a figure for the eye, numbers for the record."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
 from .training import EARLY_STEPS, TOLERANCE, Comparison, History, Step
 
-BRIDGED = {"linewidth": 4, "alpha": 0.45, "solid_capstyle": "round"}
-NATIVE = {"color": "black", "linewidth": 1, "marker": ".", "markersize": 4}
+BRIDGED: dict[str, Any] = {"linewidth": 4, "alpha": 0.45, "solid_capstyle": "round"}
+NATIVE: dict[str, Any] = {"color": "black", "linewidth": 1, "marker": ".", "markersize": 4}
 LOSS, EXTRACTOR, HEAD = "tab:green", "tab:orange", "tab:blue"
 
 
@@ -61,8 +63,8 @@ def write_json(comparisons: list[Comparison], path: Path) -> None:
 
 def write_figure(comparisons: list[Comparison], path: Path) -> None:
     """Draw each run as a row: loss, test accuracy, gradient norms, difference from the native twin."""
-    figure, rows = plt.subplots(len(comparisons), 4, figsize=(17, 4 * len(comparisons)), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    figure, rows = plt.subplots(len(comparisons), 4, figsize=(17, 4 * len(comparisons)), layout=layout)
     for row, run in zip(rows, comparisons, strict=True):
         for axes, draw in zip(row, (_losses, _accuracies, _norms, _differences), strict=True):
             draw(axes, run)
@@ -106,7 +108,7 @@ def _differences(axes: Axes, run: Comparison) -> None:
     axes.set(xlabel="step", ylabel="relative difference of the loss", ylim=(-2e-9, 10))
 
 
-def _epochs(axes: Axes, values: ArrayLike, **style: Any) -> None:
+def _epochs(axes: Axes, values: Sequence[float] | NDArray[np.float64], **style: Any) -> None:
     axes.plot(np.arange(1, len(values) + 1), values, **style)
     axes.set(xlabel="epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,5 +1,7 @@
 """Run 1: a Keras extractor trained from a PyTorch loop, and its twin, which is PyTorch throughout."""
 
+from collections.abc import Iterable
+
 import keras
 import tensorflow as tf
 import torch
@@ -9,9 +11,9 @@ from torch.nn.utils import get_total_norm
 
 import polybridge
 
-from .data import channels_first
+from .data import Images, Labels, channels_first
 from .models import Weights, keras_extractor, torch_extractor, torch_head
-from .training import LEARNING_RATE, MOMENTUM, Learner, Step
+from .training import LEARNING_RATE, MOMENTUM, Learner, Logits, Step
 
 
 def bridged(initial: Weights) -> Learner:
@@ -23,31 +25,28 @@ def bridged(initial: Weights) -> Learner:
     head = torch_head(initial.head)
     head_optimizer = torch.optim.SGD(head.parameters(), LEARNING_RATE, MOMENTUM)
 
-    def keras_features(weights, images):
+    def keras_features(weights: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
         features, _ = extractor.stateless_call(weights, [], images)
         return features
 
     features = polybridge.wrap(keras_features, src="tf", dst="torch")  # the seam
 
-    def weights():
-        return polybridge.convert([tf.convert_to_tensor(variable) for variable in variables], "torch")
-
-    def step(images, labels):
-        leaves = [weight.requires_grad_() for weight in weights()]
-        logits = head(features(leaves, torch.from_numpy(images)))
+    def step(images: Images, labels: Labels) -> Step:
+        weights = [weight.requires_grad_() for weight in polybridge.convert(variables, "torch")]
+        logits = head(features(weights, images))
         loss = cross_entropy(logits, torch.from_numpy(labels))
 
         head_optimizer.zero_grad()
         loss.backward()  # through the head, then through Keras
         head_optimizer.step()
 
-        gradients = [leaf.grad for leaf in leaves]
-        extractor_optimizer.apply(polybridge.convert(gradients, "tf"), variables)
-        return Step(loss.item(), _norm(gradients), _norm([p.grad for p in head.parameters()]))
+        gradients = polybridge.convert([weight.grad for weight in weights], "tf")
+        extractor_optimizer.apply(gradients, variables)
+        return Step(loss.item(), _gradient_norm(weights), _gradient_norm(head.parameters()))
 
     @torch.no_grad()
-    def logits(images):
-        return head(features(weights(), torch.from_numpy(images))).numpy()
+    def logits(images: Images) -> Logits:
+        return head(features(polybridge.convert(variables, "torch"), images)).numpy()
 
     return Learner(step, logits)
 
@@ -58,7 +57,7 @@ def native(initial: Weights) -> Learner:
     model = nn.Sequential(extractor, head)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
 
-    def step(images, labels):
+    def step(images: Images, labels: Labels) -> Step:
         logits = model(torch.from_numpy(channels_first(images)))
         loss = cross_entropy(logits, torch.from_numpy(labels))
 
@@ -66,15 +65,14 @@ def native(initial: Weights) -> Learner:
         loss.backward()
         optimizer.step()
 
-        norms = [_norm([p.grad for p in half.parameters()]) for half in (extractor, head)]
-        return Step(loss.item(), *norms)
+        return Step(loss.item(), *(_gradient_norm(half.parameters()) for half in (extractor, head)))
 
     @torch.no_grad()
-    def logits(images):
+    def logits(images: Images) -> Logits:
         return model(torch.from_numpy(channels_first(images))).numpy()
 
     return Learner(step, logits)
 
 
-def _norm(gradients) -> float:
-    return get_total_norm(gradients).item()
+def _gradient_norm(weights: Iterable[torch.Tensor]) -> float:
+    return get_total_norm([weight.grad for weight in weights if weight.grad is not None]).item()
