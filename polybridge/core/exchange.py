@@ -80,8 +80,8 @@ class Exchange:
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
-        shares = self.copy is not False and (self.source.writes or self.dest.writes)
-        return Loan(self, guarding=shares)
+        shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
+        return Loan(self, guarding=self.copy is True or (shares and self.dest.dlpack and self.source.dlpack))
 
 
 class Loan:
@@ -146,15 +146,16 @@ class Loan:
 
     def _keep(self, copies: Sequence[Tensor | None]) -> None:
         """Keep the copies of the first call, to see later whether the function has let go of them."""
-        if self._probes is None and not self._spoiled:
+        if self._probes is None and not self._spoiled and all(x is not None for x in copies):
             prober = self._prober
-            self._probes = [prober.reference(x) for x in copies if x is not None]
+            self._probes = [prober.reference(x) for x in copies]
 
     def _reconsider(self) -> None:
         """Trust the function if its first copies have come back, and never if it keeps them."""
-        if self._probes is None or (self._residual is not None and self._residual() is not None):
+        probes = self._probes  # another thread may be here too
+        if probes is None or (self._residual is not None and self._residual() is not None):
             return
-        if all(map(self._prober.owns, self._probes)):
+        if all(map(self._prober.owns, probes)):
             self._guarding = False
         else:
             self._spoiled = True

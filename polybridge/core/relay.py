@@ -134,6 +134,8 @@ class FunctionRelay(Relay):
             return self._given_plan()
         try:
             return plan(lambda concrete: self._evaluate_abstractly(concrete, wanted), specs)
+        except PromisedShapeError:  # of a function of another framework inside this one
+            raise
         except Exception as error:
             raise PromisedShapeError.unknown(self.call, specs, error) from error
 

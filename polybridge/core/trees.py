@@ -6,6 +6,7 @@ Everything is flattened once at the edge and rebuilt once at the edge; in betwee
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -88,6 +89,10 @@ def argument_path(treedef: Any, position: int) -> str:
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
 
 
+_registering = threading.Lock()
+_registered: set[type] = set()  # dataclasses that optree knows
+
+
 def kind_by_type(
     is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]
 ) -> Classify:
@@ -114,9 +119,9 @@ def kind_by_type(
 
 def _register_dataclass(leaf: Any) -> bool:
     """Teach optree the dataclass that `leaf` is an instance of; return whether it is one."""
-    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
-        return False
     cls = type(leaf)
+    if cls is type or not dataclasses.is_dataclass(leaf):
+        return False
     names = tuple(field.name for field in dataclasses.fields(leaf))
 
     def to_children(instance: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
@@ -129,9 +134,12 @@ def _register_dataclass(leaf: Any) -> bool:
         return instance
 
     registered: Any = cls  # optree's types ask for a collection, which a dataclass need not be
-    optree.register_pytree_node(
-        registered, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
-    )
+    with _registering:
+        if cls not in _registered:
+            optree.register_pytree_node(
+                registered, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+            )
+            _registered.add(cls)
     return True
 
 

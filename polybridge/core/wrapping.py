@@ -65,11 +65,11 @@ def wrap(
         return functools.partial(wrap, src=src, dst=dst, copy=copy, output_specs=output_specs)
     if not callable(fn):
         raise NotCallableError.got(fn)
+    if copy != "auto" and not isinstance(copy, bool):
+        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     source, dest = get_backend(src), get_backend(dst)
     if source is dest:
         return fn  # type: ignore[no-any-return]
-    if copy not in ("auto", True, False):
-        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs).function())
 
 
