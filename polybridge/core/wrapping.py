@@ -8,8 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
 
-import optree
-
 from polybridge.core import trees
 from polybridge.core.backend import Backend
 from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
@@ -99,7 +97,7 @@ def convert(tree: Any, to: str) -> Any:
                 leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)
             except UnsupportedTensorError as error:
                 raise error.at("polybridge.convert", trees.path(treedef, position, "tree")) from None
-    return optree.tree_unflatten(treedef, leaves)
+    return trees.unflatten(treedef, leaves)
 
 
 class _Wrapped:
