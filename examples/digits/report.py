@@ -24,6 +24,7 @@ LOSS, EXTRACTOR, HEAD = "tab:green", "tab:orange", "tab:blue"
 def table(comparisons: list[Comparison]) -> Table:
     """Put each run in a row and its native twin below it."""
     grid = Table(title="One network, two frameworks", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    grid.caption = f"bound on the loss difference: {TOLERANCE:.1e}"
     grid.add_column("network", no_wrap=True)
     for heading in ("parameters", "test\naccuracy", f"loss diff.,\n{EARLY_STEPS} steps", "seconds"):
         grid.add_column(heading, justify="right", no_wrap=True)
@@ -105,7 +106,8 @@ def _differences(axes: Axes, run: Comparison) -> None:
     axes.plot(steps, run.differences, "k.", markersize=3, label="|bridged − native| / native")
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-8, linscale=0.5)  # many differences are exactly 0
-    axes.set(xlabel="step", ylabel="relative difference of the loss", ylim=(-2e-9, 10))
+    top = max(1e-2, 100 * run.differences.max())  # leaves room for the legend
+    axes.set(xlabel="step", ylabel="relative difference of the loss", ylim=(-2e-9, top))
 
 
 def _epochs(axes: Axes, values: Sequence[float] | NDArray[np.float64], **style: Any) -> None:
