@@ -25,6 +25,7 @@ def bridged(initial: Weights) -> Learner:
     head = torch_head(initial.head)
     head_optimizer = torch.optim.SGD(head.parameters(), LEARNING_RATE, MOMENTUM)
 
+    @tf.function
     def keras_features(weights: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
         features, _ = extractor.stateless_call(weights, [], images)
         return features
