@@ -1,0 +1,1 @@
+"""The tests of polybridge, one folder for each part of it."""

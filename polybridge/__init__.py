@@ -1,0 +1,81 @@
+"""A function of one array framework as a native, differentiable function of another.
+
+`wrap(fn, src="tf", dst="torch")` is the front door. Importing polybridge imports no framework.
+"""
+
+import importlib
+from typing import Any
+
+from polybridge.core.backend import Backend, Pullback
+from polybridge.core.errors import (
+    ArgumentError,
+    BackendError,
+    BackendNotInstalledError,
+    BrokenPluginError,
+    CompilationError,
+    DetachedStateWarning,
+    ForkError,
+    MutationError,
+    NotCallableError,
+    NotDifferentiableError,
+    OutputError,
+    PolybridgeError,
+    PolybridgeWarning,
+    PrecisionWarning,
+    PromisedShapeError,
+    ResidualError,
+    UnknownBackendError,
+    UnsupportedTensorError,
+    WrongFrameworkError,
+    last_error,
+)
+from polybridge.core.hookspecs import BackendPlugin, hookimpl
+from polybridge.core.registry import get_backend, list_backends
+from polybridge.core.relay import Outcome, Relay
+from polybridge.core.specs import TensorSpec
+from polybridge.core.wrapping import convert, wrap
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "Backend",
+    "BackendError",
+    "BackendNotInstalledError",
+    "BackendPlugin",
+    "BrokenPluginError",
+    "CompilationError",
+    "DetachedStateWarning",
+    "ForkError",
+    "MutationError",
+    "NotCallableError",
+    "NotDifferentiableError",
+    "Outcome",
+    "OutputError",
+    "PolybridgeError",
+    "PolybridgeWarning",
+    "PrecisionWarning",
+    "PromisedShapeError",
+    "Pullback",
+    "Relay",
+    "ResidualError",
+    "TensorSpec",
+    "UnknownBackendError",
+    "UnsupportedTensorError",
+    "WrongFrameworkError",
+    "convert",
+    "get_backend",
+    "hookimpl",
+    "last_error",
+    "list_backends",
+    "wrap",
+]
+
+_LAZY = ("compat", "observe", "tf1")  # each may import a framework, so only when it is asked for
+
+
+def __getattr__(name: str) -> Any:
+    """Import a submodule at its first use as an attribute."""
+    if name in _LAZY:
+        return importlib.import_module(f"polybridge.{name}")
+    raise AttributeError(f"module 'polybridge' has no attribute {name!r}")

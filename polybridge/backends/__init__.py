@@ -1,0 +1,1 @@
+"""The built-in backends, one folder a framework; only the registry imports them."""

@@ -1,0 +1,47 @@
+"""The private names of TensorFlow that polybridge uses, each with its reason (TensorFlow 2.21).
+
+`tests/backends/test_private_apis.py` notices when one of them changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
+from tensorflow.python.ops import control_flow_util
+
+
+def is_followed(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a tape or a forward accumulator watches one of these eager tensors; no public call tells.
+
+    Without it every eager call would be differentiated in case somebody asks.
+    """
+    return bool(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors)))
+
+
+def is_taped() -> bool:
+    """Whether any tape records on this thread."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def in_xla_context() -> bool:
+    """Whether the graph being built is inside `tf.function(jit_compile=True)`; the public API does not tell."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def has_started() -> bool:
+    """Whether the eager runtime, and with it its thread pools, exists."""
+    return context.context()._context_handle is not None
+
+
+def on_this_thread() -> contextlib.AbstractContextManager[Any]:
+    """Run `tf.function`s on the calling thread alone.
+
+    Inside a Python callback of a running graph the inter-op pool may be full of callbacks that wait for it.
+    """
+    manager: contextlib.AbstractContextManager[Any] = context.function_executor_type("SINGLE_THREADED_EXECUTOR")
+    return manager

@@ -1,0 +1,76 @@
+"""TensorFlow as a backend, delegating to its siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from polybridge.backends.tensorflow import _private, convert, native, source
+from polybridge.core.backend import Backend, Pullback
+from polybridge.core.relay import FunctionRelay, Outcome
+from polybridge.core.specs import TensorSpec
+
+Tensor = tf.Tensor
+
+
+class TensorFlowBackend(Backend):
+    """TensorFlow never writes in place, and aborts on memory that is not aligned."""
+
+    name = "tensorflow"
+    aliases = ("tf",)
+    writes = False
+    dlpack = True
+    alignment = convert.ALIGNMENT
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether it is a tensor or a variable."""
+        return convert.is_tensor(value)
+
+    def is_composite(self, value: Any) -> bool:
+        """Whether it is sparse, ragged, a tensor array or symbolic in Keras."""
+        return convert.is_composite(value)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """Return the values."""
+        return convert.to_numpy(tensor)
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Return a copy of the values."""
+        return convert.from_numpy(array)
+
+    def vjp(
+        self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Pullback]:
+        """Evaluate under a tape."""
+        return source.vjp(fn, primals)
+
+    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:  # type: ignore[override]
+        """Return a function with a custom gradient."""
+        return native.wrap_as_native(relay)
+
+    def spec(self, tensor: Any) -> TensorSpec:
+        """Return shape and dtype."""
+        return convert.spec(tensor)
+
+    def dense(self, tensor: Any) -> Tensor:
+        """Return a tensor, of a variable its value."""
+        return convert.dense(tensor)
+
+    def to_dlpack(self, tensor: Tensor) -> Any:
+        """Return a capsule."""
+        return convert.to_dlpack(tensor)
+
+    def from_dlpack(self, capsule: Any) -> Tensor:
+        """Return a tensor on a capsule's memory."""
+        return convert.from_dlpack(capsule)
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Call `fn()` eagerly."""
+        return source.run(fn)
+
+    def started(self) -> bool:
+        """Whether the eager runtime exists."""
+        return _private.has_started()

@@ -1,0 +1,86 @@
+"""Python inside TensorFlow graphs, and residuals that live exactly as long as a graph keeps a token for them.
+
+A forward callback returns a token beside its results: a small tensor with a number, whose memory is a NumPy buffer
+lent through DLPack. TensorFlow drops the buffer with the last reader of the token, the buffer's finalizer then drops
+the residual. A graph that is never differentiated has no reader, and leaks nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from polybridge.backends.tensorflow.convert import ALIGNMENT, from_dlpack
+from polybridge.core.errors import ResidualError
+from polybridge.core.relay import Relay
+
+_thread = threading.local()
+_numbers = itertools.count(1)
+_residuals: dict[int, Relay] = {}
+
+
+def inside() -> bool:
+    """Whether this thread is in a callback of a running graph."""
+    return getattr(_thread, "depth", 0) > 0
+
+
+def call(fn: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], specs: Sequence[Any]) -> list[tf.Tensor]:
+    """Add a call of `fn` to the graph being built.
+
+    Args:
+        fn: takes eager tensors and returns one per spec.
+        inputs: graph tensors.
+        specs: `tf.TensorSpec` of the results; their shapes are set, and are the caller's promise.
+    """
+    def entered(*args: Any) -> Sequence[Any]:
+        with _entered():
+            return fn(*args)
+
+    results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
+    results = results if isinstance(results, (list, tuple)) else [results]
+    for result, spec in zip(results, specs, strict=True):
+        result.set_shape(spec.shape)
+    return list(results)
+
+
+def keep(back: Relay) -> tf.Tensor:
+    """Return a token for a residual, which is dropped when TensorFlow drops the token."""
+    number = next(_numbers)
+    buffer = np.zeros(1 + 2 * ALIGNMENT // 8, dtype=np.int64).view(_Buffer)
+    start = -buffer.ctypes.data % ALIGNMENT // 8
+    token = buffer[start : start + 1]
+    token[0] = number
+    _residuals[number] = back
+    weakref.finalize(buffer, _residuals.pop, number, None)
+    return from_dlpack(token.__dlpack__())
+
+
+def kept(token: tf.Tensor) -> Relay:
+    """Return the residual of a token."""
+    back = _residuals.get(int(token[0]))
+    if back is None:
+        raise ResidualError(
+            "A gradient was asked for of a wrapped function whose forward is gone: the graph copied polybridge's token "
+            "instead of passing it on. Compute the gradient in the loop or function that has the call."
+        )
+    return back
+
+
+class _Buffer(np.ndarray):  # type: ignore[type-arg]
+    """A plain array that can carry a finalizer."""
+
+
+@contextlib.contextmanager
+def _entered() -> Iterator[None]:
+    _thread.depth = getattr(_thread, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _thread.depth -= 1

@@ -1,0 +1,65 @@
+"""TensorFlow tensors in and out: dtypes, DLPack, NumPy. TensorFlow's own tensors are dense and aligned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from polybridge.core.errors import UnsupportedTensorError
+from polybridge.core.specs import SUPPORTED, TensorSpec
+
+ALIGNMENT = 64  # bytes; Eigen's EIGEN_MAX_ALIGN_BYTES in TensorFlow's builds: a CHECK aborts on less
+
+from_dlpack = tf.experimental.dlpack.from_dlpack
+to_dlpack = tf.experimental.dlpack.to_dlpack
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor, or a variable of TensorFlow or Keras that converts to one."""
+    return isinstance(value, (tf.Tensor, tf.Variable)) or hasattr(type(value), "__tf_tensor__")
+
+
+def is_composite(value: Any) -> bool:
+    """Whether it is sparse, ragged or otherwise composed, or symbolic in Keras."""
+    return isinstance(value, (tf.__internal__.CompositeTensor, tf.TensorArray)) or type(value).__name__ == "KerasTensor"
+
+
+def spec(tensor: Any) -> TensorSpec:
+    """Return shape, with None for what is unknown in a graph, and dtype."""
+    shape = tensor.shape
+    dims = None if shape.rank is None else tuple(shape.as_list())
+    return TensorSpec(dims, dtype_name(tensor))
+
+
+def dtype_name(tensor: Any) -> str:
+    """Return the NumPy name of the dtype.
+
+    Raises:
+        UnsupportedTensorError: strings, resources, variants, float8 and quantised dtypes.
+    """
+    name: str = tf.as_dtype(tensor.dtype).name
+    if name not in SUPPORTED:
+        raise UnsupportedTensorError(f"a tensor of dtype {name}")
+    return name
+
+
+def dense(tensor: Any) -> tf.Tensor:
+    """Return the value of a variable; a tensor is dense already.
+
+    Raises:
+        UnsupportedTensorError: as `dtype_name`.
+    """
+    dtype_name(tensor)
+    return tensor if isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor)
+
+
+def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
+    """Return the values."""
+    return np.asarray(dense(tensor).numpy())
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> tf.Tensor:
+    """Return a tensor of a copy of the values: TensorFlow may keep the memory that it is handed."""
+    return tf.convert_to_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

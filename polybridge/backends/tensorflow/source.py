@@ -1,0 +1,117 @@
+"""How TensorFlow evaluates and differentiates its own functions."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from polybridge.backends.tensorflow import _private, callbacks
+from polybridge.core.backend import Pullback
+
+Tensor = tf.Tensor
+
+
+def run(fn: Callable[[], Any]) -> Any:
+    """Call `fn()` eagerly."""
+    with _executing():
+        return fn()
+
+
+def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
+    """Evaluate `fn` under a tape and return its outputs beside the pullback."""
+    tape = tf.GradientTape(persistent=True)
+    with _executing(), tape:
+        inputs = _distinct(primals)
+        tape.watch(inputs)
+        outputs = [tf.convert_to_tensor(y) for y in fn(*inputs)]
+    return outputs, TapePullback(tape, inputs, outputs)
+
+
+class TapePullback(Pullback):
+    """The pullback that a persistent tape holds. Resuming the tape records the pullback itself."""
+
+    def __init__(self, tape: tf.GradientTape, inputs: list[Tensor | None], outputs: list[Tensor | None]) -> None:
+        """Keep the tape.
+
+        Args:
+            tape: has recorded how the outputs come from the inputs.
+            inputs: what is differentiated with respect to; None for a cotangent that was zero.
+            outputs: None for one that no input influences.
+        """
+        self._tape, self._inputs, self._outputs = tape, inputs, outputs
+
+    def __call__(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Run the tape backward."""
+        with _executing():
+            return self._gradients(cts)
+
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Pullback]:
+        """Run the tape backward while it records."""
+        with _executing(), _quiet_about_recording(), self._tape:
+            watched = [None if ct is None else tf.identity(ct) for ct in cts]
+            self._tape.watch([ct for ct in watched if ct is not None])
+            found = self._gradients(watched)
+        return found, TapePullback(self._tape, [*self._inputs, *watched], found)
+
+    def closed_over(self, fn: Callable[..., Any]) -> list[str]:
+        """Name the trainable variables that the tape saw."""
+        return [getattr(v, "path", v.name) for v in self._tape.watched_variables()]
+
+    def _gradients(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        pairs = [(y, ct) for y, ct in zip(self._outputs, cts, strict=True) if y is not None and ct is not None]
+        inputs = [x for x in self._inputs if x is not None]
+        if not pairs or not inputs:
+            return [None] * len(self._inputs)
+        outputs, grads = zip(*pairs, strict=True)
+        found = iter(self._tape.gradient(list(outputs), inputs, output_gradients=list(grads)))
+        return [None if x is None else _dense(next(found)) for x in self._inputs]
+
+
+def _distinct(primals: Sequence[Tensor]) -> list[Tensor]:
+    """Return the primals as different objects: a tape tells its sources apart by identity."""
+    seen: set[int] = set()
+    distinct = []
+    for x in primals:
+        distinct.append(tf.identity(x) if id(x) in seen else x)
+        seen.add(id(x))
+    return distinct
+
+
+def _dense(gradient: Any) -> Tensor | None:
+    """Return a gradient as a tensor: `tf.gather` and embeddings give `tf.IndexedSlices`."""
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+@contextlib.contextmanager
+def _executing() -> Iterator[None]:
+    """Run eagerly, and inside a callback of a running graph without its thread pool."""
+    if tf.executing_eagerly() and not callbacks.inside():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if not tf.executing_eagerly():
+            stack.enter_context(tf.init_scope())
+        if callbacks.inside():
+            stack.enter_context(_private.on_this_thread())
+        yield
+
+
+class _RecordingIsMeant(logging.Filter):
+    """Drops TensorFlow's advice against differentiating inside a tape's context, which is what `vjp` is for."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "persistent tape inside its context" not in str(record.msg)
+
+
+@contextlib.contextmanager
+def _quiet_about_recording() -> Iterator[None]:
+    logger, advice = tf.get_logger(), _RecordingIsMeant()
+    logger.addFilter(advice)
+    try:
+        yield
+    finally:
+        logger.removeFilter(advice)

@@ -1,0 +1,99 @@
+"""torch as a backend, delegating to its siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from polybridge.backends.torch import convert, native, source
+from polybridge.core.backend import Backend, Context, Pullback
+from polybridge.core.errors import UnsupportedTensorError
+from polybridge.core.relay import Outcome, Relay
+from polybridge.core.specs import TensorSpec
+
+Tensor = torch.Tensor
+
+
+class TorchBackend(Backend):
+    """torch writes in place, counts its writes, and holds its residuals in a graph of its own."""
+
+    name = "torch"
+    aliases = ("pytorch",)
+    writes = True
+    counts_writes = True
+    dlpack = True
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether it is a tensor or a parameter."""
+        return isinstance(value, Tensor)
+
+    def to_numpy(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """Return a view of the values."""
+        return convert.to_numpy(tensor)
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Return a copy of the values."""
+        return convert.from_numpy(array)
+
+    def vjp(
+        self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Pullback]:
+        """Evaluate under autograd."""
+        return source.vjp(fn, primals)
+
+    def wrap_as_native(self, relay: Relay) -> Callable[..., Outcome]:
+        """Return an autograd function."""
+        return native.wrap_as_native(relay)
+
+    def spec(self, tensor: Tensor) -> TensorSpec:
+        """Return shape and dtype."""
+        return convert.spec(tensor)
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """Return a row-major tensor without lazy bits."""
+        return convert.dense(tensor)
+
+    def check_detached(self, tensor: Tensor) -> None:
+        """Refuse a tensor with a history."""
+        if tensor.grad_fn is not None and torch.is_grad_enabled():
+            raise UnsupportedTensorError("a tensor with gradient history, which would be lost; call .detach() first")
+
+    def to_dlpack(self, tensor: Tensor) -> Any:
+        """Return a capsule."""
+        return convert.to_dlpack(tensor)
+
+    def from_dlpack(self, capsule: Any) -> Tensor:
+        """Return a tensor on a capsule's memory."""
+        tensor: Tensor = convert.from_dlpack(capsule)
+        return tensor
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a differentiable copy."""
+        return convert.copy(tensor)
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether the storage has one user."""
+        return convert.owns(tensor)
+
+    def reference(self, tensor: Tensor) -> Tensor:
+        """Return another tensor on the same storage."""
+        return tensor.detach()
+
+    def version(self, tensor: Tensor) -> int:
+        """Return the version counter."""
+        return tensor._version
+
+    def differentiating(self) -> bool:
+        """Whether gradients are on."""
+        return torch.is_grad_enabled()
+
+    def state(self) -> Context:
+        """Capture grad mode, autocast and the default device."""
+        return source.state()
+
+    def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
+        """Return fake tensors."""
+        return source.placeholders(specs)

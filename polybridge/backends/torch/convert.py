@@ -1,0 +1,99 @@
+"""torch tensors in and out: dtypes, strides, lazy conjugation, ownership, DLPack, NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack as from_dlpack  # re-exported: a capsule in, a tensor out
+from torch.utils.dlpack import to_dlpack as _to_dlpack
+
+from polybridge.core.errors import UnsupportedTensorError
+from polybridge.core.specs import SUPPORTED, TensorSpec
+
+_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)
+}
+
+
+def spec(tensor: torch.Tensor) -> TensorSpec:
+    """Return shape and dtype."""
+    return TensorSpec(tuple(tensor.shape), dtype_name(tensor))
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the NumPy name of the dtype.
+
+    Raises:
+        UnsupportedTensorError: quantised, float8 and other dtypes that no other framework holds.
+    """
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype}")
+    return name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of a NumPy name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a row-major tensor without lazy conjugation or negation, the same object where it is one.
+
+    Raises:
+        UnsupportedTensorError: sparse, nested, quantised and meta tensors, and dtypes without a counterpart.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise UnsupportedTensorError(f"a tensor of layout {'nested' if tensor.is_nested else tensor.layout}")
+    if tensor.is_meta:
+        raise UnsupportedTensorError("a meta tensor, which has no values")
+    dtype_name(tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+
+
+def to_dlpack(tensor: torch.Tensor) -> Any:
+    """Return a capsule on the memory of a dense tensor."""
+    return _to_dlpack(tensor.detach())
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the values, as a view where they are in CPU memory."""
+    tensor = dense(tensor).detach().cpu()
+    if tensor.dtype is torch.bfloat16:  # NumPy has none of its own; the bits are the same
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return a tensor with a copy of the values, row-major and in native byte order."""
+    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a row-major copy that derivatives pass through."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def owns(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor, saved residual or exported capsule refers to the storage."""
+    return _uses(tensor) <= _USES_OF_ONE
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    # Private: torch has no public count of a storage's users (torch 2.13; its CUDA graph trees use this one).
+    # `tests/backends/test_private_apis.py` notices a change.
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
+
+
+_USES_OF_ONE = _uses(torch.empty(1))

@@ -1,0 +1,90 @@
+"""How torch takes a relay in: an autograd function whose backward is again a relay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from polybridge.core.relay import Outcome, Relay
+
+Tensor = torch.Tensor
+
+
+def wrap_as_native(relay: Relay) -> Callable[..., Outcome]:
+    """Return a function of torch tensors that evaluates the relay and that autograd follows."""
+    looked = False
+
+    def native(*xs: Tensor | None) -> Outcome:
+        nonlocal looked
+        grad = torch.is_grad_enabled()
+        if grad and any(x is not None and x.requires_grad for x in xs):
+            return crossing(relay, xs)
+        if grad and not looked:  # one differentiated run, to see whether weights that the function holds are lost
+            looked = True
+            return relay.vjp(xs, ())[0]
+        return relay(xs)
+
+    return native
+
+
+def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
+    """Evaluate a relay at inputs of which some require gradients, and record it."""
+    run = _Run(relay)
+    leaves = _Crossing.apply(run, *xs)  # type: ignore[no-untyped-call]
+    assert run.outcome is not None
+    return run.outcome.with_leaves(list(leaves))
+
+
+class _Run:
+    """What one evaluation carries from forward to backward beside its tensors."""
+
+    __slots__ = ("differentiable", "outcome", "relay", "token", "wanted")
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.outcome: Outcome | None = None
+        self.wanted: tuple[int, ...] = ()
+        self.token: Tensor | None = None
+
+
+class _Crossing(torch.autograd.Function):
+    """One evaluation in torch's graph.
+
+    The relay's residuals hang on a token tensor that is saved with the inputs: torch drops both when it frees the
+    graph's buffers, and checks the inputs' version counters when backward unpacks them.
+    """
+
+    @staticmethod
+    def forward(run: _Run, *xs: Tensor | None) -> tuple[Tensor | None, ...]:
+        run.wanted = tuple(i for i, x in enumerate(xs) if x is not None and x.requires_grad)
+        with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
+            outcome, back = run.relay.vjp(xs, run.wanted)
+        run.token = torch.empty(0)
+        run.token.polybridge_back = back  # type: ignore[attr-defined]
+        run.outcome = outcome.with_leaves([])
+        return tuple(outcome.leaves)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        run, *xs = inputs
+        ctx.wanted, ctx.differentiable, ctx.count = run.wanted, run.outcome.differentiable, len(xs)
+        ctx.save_for_backward(*xs, run.token)
+        run.token = None
+        ctx.mark_non_differentiable(
+            *(y for y, d in zip(output, ctx.differentiable, strict=True) if y is not None and not d)
+        )
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
+        *xs, token = ctx.saved_tensors
+        inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
+        back = token.polybridge_back
+        followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        outcome = crossing(back, inputs) if followed else back(inputs)
+        gradients: list[Tensor | None] = [None] * (1 + ctx.count)
+        for position, gradient in zip(ctx.wanted, outcome.leaves, strict=True):
+            gradients[1 + position] = gradient
+        return tuple(gradients)

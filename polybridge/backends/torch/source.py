@@ -1,0 +1,175 @@
+"""How torch evaluates and differentiates its own functions, and what it can tell of them without values."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # private: torch has no public one (2.13)
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from polybridge.backends.torch.convert import torch_dtype
+from polybridge.core.backend import Context, Pullback
+from polybridge.core.errors import MutationError
+from polybridge.core.specs import TensorSpec
+
+Tensor = torch.Tensor
+
+
+def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
+    """Evaluate `fn` with autograd on and return its outputs without history, beside the pullback."""
+    with _recording():
+        inputs: list[Tensor | None] = [
+            x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in primals
+        ]
+        nested = any(x.requires_grad for x in primals)
+        try:
+            outputs: list[Tensor | None] = list(fn(*inputs))
+        except RuntimeError as error:
+            if "leaf Variable that requires grad is being used in an in-place" in str(error):
+                raise MutationError(
+                    f"The function writes in place to an input, which it had not done in earlier calls ({error}). "
+                    f"Wrap it with `copy=True`, or do not write to its inputs."
+                ) from error
+            raise
+        edges = _edges(outputs)
+    pullback = GraphPullback(inputs, edges, nested)
+    return [y if nested else y.detach() for y in outputs if y is not None], pullback
+
+
+class GraphPullback(Pullback):
+    """The pullback that torch's own graph holds: it keeps the graph by its edges, not its outputs' memory."""
+
+    def __init__(self, inputs: list[Tensor | None], edges: list[GradientEdge | None], nested: bool = False) -> None:
+        """Keep the graph.
+
+        Args:
+            inputs: what autograd differentiates with respect to; None for a cotangent that was zero.
+            edges: where each output enters the graph; None for an output that no input influences.
+            nested: whether the inputs belong to a graph around this one.
+        """
+        self._inputs, self._edges, self._nested = inputs, edges, nested
+
+    def __call__(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Run autograd backward once."""
+        followed = torch.is_grad_enabled() and (self._nested or any(ct is not None and ct.requires_grad for ct in cts))
+        return self._gradients(cts, create_graph=followed)
+
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Pullback]:
+        """Run autograd backward in a way that extends the graph."""
+        with _recording():
+            leaves = [None if ct is None else ct.detach().requires_grad_() for ct in cts]
+            found = self._gradients(leaves, create_graph=True)
+            edges = _edges(found)
+        return [None if x is None else x.detach() for x in found], GraphPullback([*self._inputs, *leaves], edges)
+
+    def closed_over(self, fn: Callable[..., Any]) -> list[str]:
+        """Name the leaves of the graph that are not inputs."""
+        own = {id(x) for x in self._inputs}
+        found = [x for x in _leaves(self._edges) if id(x) not in own]
+        names = _names(fn) if found else {}
+        return [names.get(id(x), f"a tensor of shape {tuple(x.shape)}") for x in found]
+
+    def _gradients(self, cts: Sequence[Tensor | None], create_graph: bool) -> list[Tensor | None]:
+        pairs = [(e, ct) for e, ct in zip(self._edges, cts, strict=True) if e is not None and ct is not None]
+        inputs = [x for x in self._inputs if x is not None]
+        if not pairs or not inputs:
+            return [None] * len(self._inputs)
+        edges, grads = zip(*pairs, strict=True)
+        found = iter(
+            torch.autograd.grad(edges, inputs, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
+        )
+        return [None if x is None else _dense(next(found)) for x in self._inputs]
+
+
+def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
+    """Return fake tensors, which have shapes and dtypes and run every operation without computing."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextlib.contextmanager
+    def running() -> Iterator[None]:
+        with mode:
+            yield
+
+    with mode:
+        return [torch.empty(spec.shape, dtype=torch_dtype(spec.dtype)) for spec in specs], running
+
+
+def state() -> Context:
+    """Capture what torch keeps per thread: grad mode, autocast and the default device."""
+    grad = torch.is_grad_enabled()
+    device = torch.get_default_device()
+    autocast = [
+        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    ]
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad))
+            if device != torch.get_default_device():
+                stack.enter_context(device)
+            for kind, dtype in autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            yield
+
+    return entered
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    else:
+        with torch.enable_grad():
+            yield
+
+
+def _edges(outputs: list[Tensor | None]) -> list[GradientEdge | None]:
+    """Return where each output enters the graph; an output that is itself a leaf enters by a view of it."""
+    return [
+        None if y is None or not y.requires_grad else get_gradient_edge(y if y.grad_fn is not None else y.view_as(y))
+        for y in outputs
+    ]
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient as a dense tensor; an embedding may give a sparse one."""
+    return gradient.to_dense() if gradient is not None and gradient.layout is not torch.strided else gradient
+
+
+def _leaves(edges: Sequence[GradientEdge | None]) -> list[Tensor]:
+    """Return the leaf tensors of the graph, in the order in which a walk from the outputs meets them."""
+    pending: list[Node] = [edge.node for edge in edges if edge is not None]
+    seen: set[Node] = set()
+    found: dict[int, Tensor] = {}
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # only AccumulateGrad nodes have one
+        if isinstance(variable, Tensor):
+            found[id(variable)] = variable
+        pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return list(found.values())
+
+
+def _names(fn: Callable[..., Any]) -> dict[int, str]:
+    """Return names for the tensors that a function can reach: as a module, a method of one, or through its closure."""
+    names: dict[int, str] = {}
+    candidates: dict[str, Any] = {"": fn, "self": getattr(fn, "__self__", None)}
+    if inspect.isfunction(fn):
+        captured = inspect.getclosurevars(fn)
+        candidates |= {**captured.globals, **captured.nonlocals}
+    for name, value in candidates.items():
+        if isinstance(value, Tensor):
+            names.setdefault(id(value), name)
+        elif isinstance(value, torch.nn.Module):
+            for inner, parameter in value.named_parameters():
+                names.setdefault(id(parameter), f"{name}.{inner}".lstrip("."))
+    return names

@@ -1,0 +1,1 @@
+"""The framework-free core: contract, registry, exchange, relay and front door."""

@@ -1,0 +1,77 @@
+"""What is known of an evaluation before it runs: the specs of its results and what they depend on.
+
+Graphs need this when they are traced. Dimensions that are not known are found by evaluating at two sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from polybridge.core.backend import Context, Pullback
+from polybridge.core.specs import TensorSpec
+from polybridge.core.trees import Structure
+
+Tensor = Any
+
+_SIZES = (16, 24)  # for an unknown dimension: even, distinct, and large enough for a small convolution kernel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on placeholders, which can be differentiated on placeholders."""
+
+    pullback: Pullback
+    outputs: list[Tensor | None]
+    running: Context
+
+    def connected(self) -> tuple[bool, ...]:
+        """Return for each primal whether a derivative with respect to it exists."""
+        with self.running():
+            return tuple(ct is not None for ct in self.pullback(self.outputs))
+
+    def back(self) -> Evaluation:
+        """Return the evaluation of the pullback at the outputs themselves as cotangents."""
+        with self.running():
+            found, pullback = self.pullback.vjp(self.outputs)
+        return Evaluation(pullback, list(found), self.running)
+
+
+@dataclass
+class Abstract:
+    """The plan of an evaluation.
+
+    Attributes:
+        specs: of the leaves of the outcome.
+        differentiable: for each leaf, whether a cotangent of it is taken.
+        structure: how the leaves form the function's own result.
+        evaluation: on placeholders, or None where the plan was given and not found.
+    """
+
+    specs: list[TensorSpec]
+    differentiable: tuple[bool, ...]
+    structure: Structure | None
+    evaluation: Evaluation | None = field(repr=False)
+
+    @cached_property
+    def connected(self) -> tuple[bool, ...] | None:
+        """For each wanted input whether a derivative with respect to it exists; None if nobody can tell."""
+        return None if self.evaluation is None else self.evaluation.connected()
+
+    def back(self, wanted: Sequence[TensorSpec]) -> Abstract:
+        """Return the plan of the derivative, whose leaves are the cotangents of the wanted inputs that are connected."""
+        connected = self.connected or (True,) * len(wanted)
+        specs = [spec for spec, is_connected in zip(wanted, connected, strict=True) if is_connected]
+        evaluation = None if self.evaluation is None else self.evaluation.back()
+        return Abstract(specs, (True,) * len(specs), None, evaluation)
+
+
+def plan(evaluate: Callable[[Sequence[TensorSpec]], Abstract], specs: Sequence[TensorSpec]) -> Abstract:
+    """Return the plan for inputs of `specs`, whose dimensions may be unknown but whose ranks are not."""
+    if all(spec.concrete for spec in specs):
+        return evaluate(specs)
+    small, large = (evaluate([spec.with_unknown(size) for spec in specs]) for size in _SIZES)
+    merged = [a.merge(b) for a, b in zip(small.specs, large.specs, strict=True)]
+    return Abstract(merged, small.differentiable, small.structure, small.evaluation)

@@ -1,0 +1,264 @@
+"""The contract that a framework's backend fulfils, each method with its law."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from polybridge.core.errors import NotDifferentiableError
+from polybridge.core.specs import TensorSpec, dtype
+
+if TYPE_CHECKING:
+    from polybridge.core.relay import Outcome, Relay
+
+Tensor = Any
+Run = Callable[..., Sequence[Tensor]]
+"""A flat function: tensors in, a sequence of tensors out."""
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes a context manager; may be called more than once."""
+
+
+class Pullback(ABC):
+    """The derivative of one evaluation, from the cotangents of its outputs to those of its primals.
+
+    It keeps what it needs alive by itself, may be called any number of times and from any thread.
+    """
+
+    @abstractmethod
+    def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return a cotangent per primal, of its shape and dtype; None where it has no influence.
+
+        A cotangent that is None stands for zero.
+        """
+
+    @abstractmethod
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
+        """Evaluate the pullback as a function of `(*primals, *cts)` and return its own pullback beside the result."""
+
+    def closed_over(self, fn: Callable[..., Any]) -> list[str]:
+        """Name the trainable state that the evaluation of `fn` read besides its primals."""
+        return []
+
+
+class Backend(ABC):
+    """What polybridge asks of a framework. The first five methods suffice, in both roles; the others add speed.
+
+    The defaults carry tensors as NumPy arrays and differentiate a pullback by running its function again.
+    """
+
+    name: ClassVar[str]
+    """The canonical name, as given to `wrap(src=..., dst=...)`."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    requirement: ClassVar[str] = ""
+    """What pip has to install when the framework is missing."""
+    writes: ClassVar[bool] = True
+    """Whether programs in this framework may write to a tensor in place."""
+    counts_writes: ClassVar[bool] = False
+    """Whether `version` tells of writes in place."""
+    dlpack: ClassVar[bool] = False
+    """Whether `to_dlpack` and `from_dlpack` are given; without them tensors cross as NumPy arrays, by copy."""
+    alignment: ClassVar[int] = 1
+    """Bytes that the address of imported memory has to be a multiple of."""
+
+    # Tensors. Law: from_numpy(to_numpy(x)) equals x bit for bit, in shape, dtype and value.
+
+    @abstractmethod
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a tensor of this framework; depends on its type alone."""
+
+    @abstractmethod
+    def to_numpy(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """Return the values, as a view where possible; the array is not written to."""
+
+    @abstractmethod
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Return a tensor of the array's values, shape and dtype that does not share its memory."""
+
+    # Derivatives. Law: <ct, J v> equals <pullback(ct), v>, and vjp inside vjp is itself differentiable.
+
+    @abstractmethod
+    def vjp(self, fn: Run, primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
+        """Evaluate `fn(*primals)` and return its outputs and its pullback.
+
+        Args:
+            fn: takes the primals; returns a sequence of floating or complex tensors.
+            primals: floating or complex tensors.
+
+        Returns:
+            The outputs, and a `Pullback` or any callable from a list of cotangents to one per primal.
+        """
+
+    @abstractmethod
+    def wrap_as_native(self, relay: Relay) -> Callable[..., Outcome]:
+        """Return a function of flat native tensors that evaluates `relay` and records its derivative natively.
+
+        The function is called with one native tensor per input of the relay and returns the relay's outcome,
+        with leaves that this framework's own differentiation follows.
+        """
+
+    # The exchange. Law: from_dlpack(to_dlpack(dense(x))) has the values of x and shares its memory.
+
+    def is_composite(self, value: Any) -> bool:
+        """Whether `value` is made of tensors of this framework without being one (sparse, ragged, symbolic)."""
+        return False
+
+    def spec(self, tensor: Tensor) -> TensorSpec:
+        """Return shape and dtype."""
+        array = self.to_numpy(tensor)
+        return TensorSpec(array.shape, array.dtype.name)
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """Return a row-major tensor of the same values, the same object where it is one already.
+
+        Raises:
+            UnsupportedTensorError: for what has no such form (strings, quantised values).
+        """
+        return tensor
+
+    def check_detached(self, tensor: Tensor) -> None:
+        """Refuse a tensor whose gradient history would be lost, where that can be seen.
+
+        Raises:
+            UnsupportedTensorError: the tensor is in the middle of a graph.
+        """
+
+    def to_dlpack(self, tensor: Tensor) -> Any:
+        """Return an unversioned DLPack capsule of a dense tensor."""
+        raise NotImplementedError
+
+    def from_dlpack(self, capsule: Any) -> Tensor:
+        """Return a tensor on the memory of a capsule, which is row-major and aligned as `alignment` says."""
+        raise NotImplementedError
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy with memory of its own; differentiable where `counts_writes`."""
+        return self.from_numpy(np.array(self.to_numpy(tensor)))
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether it is proved that nothing else refers to the tensor's memory."""
+        return False
+
+    def reference(self, tensor: Tensor) -> Tensor:
+        """Return another tensor object on the same memory, without the tensor's history."""
+        return tensor
+
+    def version(self, tensor: Tensor) -> int:
+        """Return a number that every write to the tensor's memory changes; asked where `counts_writes`."""
+        raise NotImplementedError
+
+    # Running. What a call needs around it.
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Call `fn()`, which evaluates a function of this framework without a derivative."""
+        return fn()
+
+    def started(self) -> bool:
+        """Whether the framework has begun to compute, in a way that a forked child cannot continue."""
+        return False
+
+    def differentiating(self) -> bool:
+        """Whether the calling thread wants derivatives of what this backend runs as a source."""
+        return True
+
+    def state(self) -> Context:
+        """Capture the calling thread's state; the result re-enters it on another thread."""
+        return contextlib.nullcontext
+
+    def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
+        """Return tensors of these specs for runs of which only shapes and dtypes are read, and the context of such runs.
+
+        Here they are ones, and the function really runs.
+        """
+        return [self.from_numpy(np.ones(spec.shape, dtype(spec.dtype))) for spec in specs], contextlib.nullcontext
+
+
+class Replayed(Pullback):
+    """A plain callable as a pullback; differentiates it by evaluating the function again."""
+
+    def __init__(
+        self, backend: Backend, fn: Run, primals: Sequence[Tensor], outputs: Sequence[TensorSpec], call: Callable[..., Any]
+    ) -> None:
+        """Keep what the second evaluation needs."""
+        self._backend, self._fn, self._primals, self._outputs, self._call = backend, fn, primals, outputs, call
+
+    def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Pull back, with zeros for absent cotangents."""
+        result: Sequence[Tensor | None] = self._call(self._filled(cts))
+        return result
+
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
+        """Evaluate `(primals, cts) -> cotangents` as a function of its own."""
+        count = len(self._primals)
+        connected: list[int] = []
+
+        def pulled(*inputs: Tensor) -> Sequence[Tensor]:
+            _, call = self._backend.vjp(self._fn, inputs[:count])
+            found = call(list(inputs[count:]))
+            connected[:] = [i for i, x in enumerate(found) if x is not None]
+            return [x for x in found if x is not None]
+
+        inputs = [*self._primals, *self._filled(cts)]
+        outputs, pullback = pullback_of(self._backend, pulled, inputs)
+        return spread(outputs, connected, count), _Selected(pullback, tuple(connected))
+
+    def _filled(self, cts: Sequence[Tensor | None]) -> list[Tensor]:
+        return [
+            self._backend.from_numpy(np.zeros(spec.shape, dtype(spec.dtype))) if ct is None else ct
+            for ct, spec in zip(cts, self._outputs, strict=True)
+        ]
+
+
+class _Selected(Pullback):
+    """A pullback whose function returned only the outputs at `positions`."""
+
+    def __init__(self, inner: Pullback, positions: tuple[int, ...]) -> None:
+        self._inner, self._positions = inner, positions
+
+    def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return self._inner([cts[i] for i in self._positions])
+
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
+        outputs, pullback = self._inner.vjp([cts[i] for i in self._positions])
+        return outputs, _Expanded(pullback, self._positions, len(cts))
+
+
+class _Expanded(Pullback):
+    """A pullback whose function took only the cotangents at `positions` of `count` after its primals."""
+
+    def __init__(self, inner: Pullback, positions: tuple[int, ...], count: int) -> None:
+        self._inner, self._positions, self._count = inner, positions, count
+
+    def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return self._expand(self._inner(cts))
+
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
+        outputs, pullback = self._inner.vjp(cts)
+        kept = len(outputs) - len(self._positions)
+        positions = (*range(kept), *(kept + i for i in self._positions))
+        return self._expand(outputs), _Selected(pullback, positions)
+
+    def _expand(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+        kept = len(found) - len(self._positions)
+        return [*found[:kept], *spread(found[kept:], self._positions, self._count)]
+
+
+def pullback_of(backend: Backend, fn: Run, primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
+    """Return `backend.vjp(fn, primals)` with a `Pullback`, whatever callable the backend gave."""
+    outputs, call = backend.vjp(fn, primals)
+    if isinstance(call, Pullback):
+        return outputs, call
+    if not callable(call):
+        raise NotDifferentiableError(f"The backend {backend.name!r} returned {call!r} as a pullback, not a callable.")
+    return outputs, Replayed(backend, fn, primals, [backend.spec(y) for y in outputs], call)
+
+
+def spread(values: Sequence[Tensor | None], positions: Sequence[int], count: int) -> list[Tensor | None]:
+    """Return a list of `count` with `values` at `positions` and None elsewhere."""
+    spread: list[Tensor | None] = [None] * count
+    for position, value in zip(positions, values, strict=True):
+        spread[position] = value
+    return spread

@@ -1,0 +1,233 @@
+"""Every exception and warning that polybridge raises, as one tree.
+
+    PolybridgeError
+    |-- BackendError
+    |   |-- UnknownBackendError       (LookupError)   no backend has this name
+    |   |-- BackendNotInstalledError  (ImportError)   the backend's framework is missing
+    |   `-- BrokenPluginError         (ImportError)   a plugin could not be loaded
+    |-- ArgumentError
+    |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
+    |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
+    |   `-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
+    |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
+    |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
+    |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
+    |-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
+    |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
+    |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
+    `-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
+
+    PolybridgeWarning (UserWarning)
+    |-- DetachedStateWarning          trainable state in the source gets no gradient
+    `-- PrecisionWarning              a dtype that the other side narrows
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolybridgeError(Exception):
+    """Base of every exception of polybridge."""
+
+
+class BackendError(PolybridgeError):
+    """A backend that cannot be had."""
+
+
+class UnknownBackendError(BackendError, LookupError):
+    """No backend has this name."""
+
+    @classmethod
+    def named(cls, name: object, known: Iterable[str], broken: Iterable[str]) -> UnknownBackendError:
+        """Say which name was asked for, which exist, and which of them is near."""
+        known, broken = sorted(known), sorted(broken)
+        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        aside = f" Plugins that failed to load: {', '.join(broken)}." if broken else ""
+        return cls(f"No backend is named {name!r}.{hint} Known names: {', '.join(known)}.{aside}")
+
+
+class BackendNotInstalledError(BackendError, ImportError):
+    """The backend is known, its framework is not installed."""
+
+    @classmethod
+    def of(cls, name: str, requirement: str) -> BackendNotInstalledError:
+        """Say which framework is missing and the command that installs it."""
+        return cls(f"The backend {name!r} needs a framework that is not installed: `pip install {requirement}`.")
+
+
+class BrokenPluginError(BackendError, ImportError):
+    """A plugin whose import or hook failed."""
+
+    @classmethod
+    def of(cls, name: str, plugin: str, error: BaseException) -> BrokenPluginError:
+        """Name the plugin and what it raised."""
+        return cls(f"The backend {name!r} of plugin {plugin} failed to load: {type(error).__name__}: {error}")
+
+
+class ArgumentError(PolybridgeError):
+    """A wrong argument of a public call."""
+
+
+class NotCallableError(ArgumentError, TypeError):
+    """`polybridge.wrap` was given something that cannot be called."""
+
+    @classmethod
+    def got(cls, fn: object) -> NotCallableError:
+        """Say what came instead of a function."""
+        return cls(f"`polybridge.wrap` expects a callable, got {fn!r} of type {type(fn).__name__}.")
+
+
+class WrongFrameworkError(ArgumentError, TypeError):
+    """A tensor of a framework that this call does not take."""
+
+    @classmethod
+    def argument(cls, call: str, path: str, found: type, expected: str) -> WrongFrameworkError:
+        """Name the call, the argument's path, what came, what was expected and the way out."""
+        return cls(
+            f"`{call}` takes {expected} tensors, but {path} is a "
+            f"{found.__module__}.{found.__qualname__}. Convert it first: "
+            f'`polybridge.convert({path}, "{expected}")`.'
+        )
+
+
+class UnsupportedTensorError(ArgumentError, TypeError):
+    """A tensor that cannot cross between the two frameworks."""
+
+    def __init__(self, what: str, path: str = "a tensor", call: str = "polybridge") -> None:
+        """Keep what is wrong apart from where, since the exchange does not know where."""
+        self.what = what
+        super().__init__(f"`{call}`: {path} cannot cross between frameworks: {what}.")
+
+    def at(self, call: str, path: str) -> UnsupportedTensorError:
+        """Return the same error with its place in the arguments or results."""
+        return type(self)(self.what, path, call)
+
+
+class OutputError(PolybridgeError, TypeError):
+    """The wrapped function returned something that cannot be handed over."""
+
+    @classmethod
+    def foreign(cls, call: str, path: str, found: type, expected: str) -> OutputError:
+        """Name the leaf of the result that belongs to another framework."""
+        return cls(
+            f"`{call}` wraps a {expected} function, but its result has a "
+            f"{found.__module__}.{found.__qualname__} at {path}. Return {expected} tensors."
+        )
+
+    @classmethod
+    def no_tensor(cls, call: str, found: object) -> OutputError:
+        """Say that a derivative was asked of a result without a tensor."""
+        return cls(
+            f"`{call}` was called with inputs that need gradients, but the function returned no tensor "
+            f"(got {type(found).__name__}: {found!r:.80}). Return a tensor, or call it where gradients are off."
+        )
+
+
+class NotDifferentiableError(PolybridgeError, RuntimeError):
+    """The source function has no derivative to give."""
+
+
+class MutationError(PolybridgeError, RuntimeError):
+    """Somebody wrote to a tensor whose memory is shared between two frameworks."""
+
+    @classmethod
+    def written(cls, call: str, path: str) -> MutationError:
+        """Say which input was written to and how to prevent it."""
+        return cls(
+            f"`{call}` wrote in place to {path}, whose memory it shares with the caller's tensor, although it "
+            f"had not done so in earlier calls. That tensor may have changed. Wrap the function with `copy=True`, "
+            f"or do not write to its inputs."
+        )
+
+
+class PromisedShapeError(PolybridgeError, ValueError):
+    """A result differs from what was promised when the graph was traced."""
+
+    @classmethod
+    def differs(cls, call: str, path: str, found: object, promised: object) -> PromisedShapeError:
+        """Name the leaf, what came and what the trace promised."""
+        return cls(
+            f"`{call}` returned {found} at {path}, but {promised} was promised when the graph was traced. "
+            f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies."
+        )
+
+
+    @classmethod
+    def unknown(cls, call: str, specs: Iterable[object], error: BaseException) -> PromisedShapeError:
+        """Say that the result's shapes could not be found while tracing, and how to give them."""
+        return cls(
+            f"`{call}` is being traced into a graph, and running it on placeholders {', '.join(map(str, specs))} to find "
+            f"the shapes of its result failed with {type(error).__name__}: {error}. If the function depends on values, "
+            f"give `output_specs=` to `polybridge.wrap`."
+        )
+
+
+class CompilationError(PolybridgeError, RuntimeError):
+    """A compiler that cannot hold a call into Python."""
+
+    @classmethod
+    def in_xla(cls, call: str) -> CompilationError:
+        """Say why XLA cannot compile the call and how to go on."""
+        return cls(
+            f"`{call}` was called inside a function that XLA compiles (`jit_compile=True`): it runs in another framework, "
+            f"and XLA cannot hold a call into Python. Use `jit_compile=False` (in Keras: `compile(jit_compile=False)`) for "
+            f"the function that has the call, and keep `jit_compile=True` on the functions around it that do not."
+        )
+
+
+class ResidualError(PolybridgeError, RuntimeError):
+    """A backward was asked for whose forward is gone."""
+
+
+class ForkError(PolybridgeError, RuntimeError):
+    """A framework that had started before the fork cannot be used in the child."""
+
+    @classmethod
+    def in_child(cls, call: str, names: Iterable[str]) -> ForkError:
+        """Name the frameworks and the start methods that work."""
+        return cls(
+            f"`{call}` was called in a forked process, but {', '.join(sorted(names))} had started before the fork and "
+            f'would hang here. Start the process with "spawn" or "forkserver" '
+            f'(`multiprocessing_context="spawn"` in a DataLoader).'
+        )
+
+
+class PolybridgeWarning(UserWarning):
+    """Base of every warning of polybridge."""
+
+
+class DetachedStateWarning(PolybridgeWarning):
+    """Trainable state that the wrapped function closes over gets no gradient."""
+
+    @classmethod
+    def naming(cls, call: str, names: Iterable[str]) -> DetachedStateWarning:
+        """Name the state and say how to pass it as an input."""
+        return cls(
+            f"`{call}` closes over trainable state that gets no gradient through the wrapped function: "
+            f"{', '.join(names)}. Pass it as an argument, for example `f(weights, x)` with "
+            f"`weights` a list or dict of tensors, so that its gradient comes back with the others."
+        )
+
+
+class PrecisionWarning(PolybridgeWarning):
+    """A dtype that the other side narrows."""
+
+
+_last: BaseException | None = None
+
+
+def remember(error: BaseException) -> None:
+    """Keep `error` for `last_error`, before a foreign runtime turns it into its own type."""
+    global _last
+    _last = error
+
+
+def last_error() -> BaseException | None:
+    """Return the exception that a wrapped function raised last inside a graph, with its own type and traceback.
+
+    Graph runtimes replace what a Python call raises by an error of their own. Returns None if there was none.
+    """
+    return _last

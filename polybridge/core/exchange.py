@@ -1,0 +1,227 @@
+"""Moves one tensor between two backends: no bytes where that is safe, a copy where it is not.
+
+Two verbs. A tensor is *lent* to the source for a call (and for as long as the residuals live), and *given* to the
+destination for good. What is given is exclusively owned or copied when either side writes in place. What is lent
+to a side that might write to it or keep it is copied until the function has shown that it does neither (`Loan`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from polybridge.core import dlpack
+from polybridge.core.backend import Backend
+from polybridge.core.errors import MutationError, UnsupportedTensorError
+from polybridge.core.specs import SUPPORTED, dtype
+
+Tensor = Any
+CopyPolicy = Literal["auto"] | bool
+
+
+@dataclass
+class Crossings:
+    """How many tensors crossed between frameworks, and what was copied for it.
+
+    Attributes:
+        crossings: tensors that moved.
+        copies: copies made of them.
+        bytes_copied: bytes of these copies.
+    """
+
+    crossings: int = 0
+    copies: int = 0
+    bytes_copied: int = 0
+
+
+_counters: list[Crossings] = []
+
+
+@contextlib.contextmanager
+def count_crossings() -> Iterator[Crossings]:
+    """Count the tensors that cross, on any thread, while the context is open."""
+    counter = Crossings()
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters.remove(counter)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The way from one backend to the other and back, under one copy policy.
+
+    Args:
+        dest: the caller's backend.
+        source: the function's backend.
+        copy: "auto" copies where sharing is not safe, True copies always, False never (the caller's promise).
+    """
+
+    dest: Backend
+    source: Backend
+    copy: CopyPolicy = "auto"
+
+    def give(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the source for the caller to keep."""
+        own = (self.source.writes or self.dest.writes) if self.copy == "auto" else self.copy
+        return move(tensor, self.source, self.dest, own)
+
+    def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
+        """Take a tensor of the source out of a list, as a new object, so that only others can still hold the old one."""
+        tensor = tensors[position]
+        tensors[position] = None
+        return self.source.reference(tensor)
+
+    def loan(self) -> Loan:
+        """Return a fresh record of what one function does with the tensors that it is lent."""
+        shares = self.copy is not False and (self.source.writes or self.dest.writes)
+        return Loan(self, guarding=shares)
+
+
+class Loan:
+    """Lends a function its inputs, on copies until it has shown that it neither writes to them nor keeps them.
+
+    A function of a framework that counts writes gets copies that its own derivative passes through, so that it
+    may write to them; any other gets copies that the caller cannot reach. Once every copy of the first call has come
+    back untouched and unreferenced, the function is lent the caller's memory itself, and is watched.
+    """
+
+    __slots__ = ("_exchange", "_guarding", "_inside", "_probes", "_spoiled", "_watching")
+
+    def __init__(self, exchange: Exchange, guarding: bool) -> None:
+        """Start in mistrust where memory could be shared with somebody who writes."""
+        self._exchange = exchange
+        self._guarding = guarding
+        self._watching = exchange.source.counts_writes and exchange.copy is not False
+        self._inside = guarding and exchange.source.counts_writes
+        self._spoiled = exchange.copy is True
+        self._probes: list[Tensor] | None = None
+
+    def lend(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the tensors in the source's framework, None where there is none."""
+        dest, source = self._exchange.dest, self._exchange.source
+        if self._guarding:
+            self._reconsider()
+        if not self._guarding or self._inside:
+            return [None if x is None else move(x, dest, source, own=False) for x in tensors]
+        copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
+        self._keep(copies)
+        return [None if x is None else move(x, dest, source, own=False) for x in copies]
+
+    def run(self, fn: Callable[[Sequence[Tensor | None]], Any], lent: Sequence[Tensor | None], call: str) -> Any:
+        """Return `fn(lent)`, on differentiable copies or watched.
+
+        Raises:
+            MutationError: the function wrote to memory that it had been trusted with.
+        """
+        if not self._watching:
+            return fn(lent)
+        source = self._exchange.source
+        handed = [None if x is None else _copied(source, x) for x in lent] if self._guarding else lent
+        before = [None if x is None else source.version(x) for x in handed]
+        result = fn(handed)
+        written = [i for i, x in enumerate(handed) if x is not None and source.version(x) != before[i]]
+        if not self._guarding:
+            if written:
+                self._guarding = self._inside = self._spoiled = True
+                raise MutationError.written(call, f"input {written[0]}")
+        elif self._probes is None and not self._spoiled:
+            if written or not all(map(self._same, lent, handed)):
+                self._spoiled = True
+            else:
+                self._keep(handed)
+        return result
+
+    def _keep(self, copies: Sequence[Tensor | None]) -> None:
+        """Keep the copies of the first call, to see later whether the function has let go of them."""
+        if self._probes is None and not self._spoiled:
+            prober = self._prober
+            self._probes = [prober.reference(x) for x in copies if x is not None]
+
+    def _reconsider(self) -> None:
+        """Trust the function once its first copies have come back."""
+        if self._probes is not None and all(map(self._prober.owns, self._probes)):
+            self._guarding, self._probes = False, None
+
+    @property
+    def _prober(self) -> Backend:
+        return self._exchange.source if self._inside else self._exchange.dest
+
+    def _same(self, lent: Tensor | None, handed: Tensor | None) -> bool:
+        """Whether a copy still has the original's bytes: a write may go past the version counter."""
+        if lent is None:
+            return True
+        source = self._exchange.source
+        a, b = source.to_numpy(lent), source.to_numpy(handed)
+        return np.array_equal(np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8))
+
+
+def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
+    """Return a tensor of `origin` in the target's framework.
+
+    Args:
+        tensor: what moves; the result shares its memory where that is possible.
+        origin: the tensor's backend.
+        target: the backend of the result.
+        own: whether the result must share memory with nothing else; copied unless that is proved.
+
+    Raises:
+        UnsupportedTensorError: the tensor has no form that can cross.
+    """
+    dense = origin.dense(tensor)
+    copied = dense is not tensor
+    if _counters:
+        _count(dense, origin, copied)
+    if not (origin.dlpack and target.dlpack):
+        _count_copy(dense, origin)
+        return target.from_numpy(origin.to_numpy(dense))
+    copy = own and not copied and not origin.owns(dense)
+    if copy and not target.writes:
+        dense = _copied(origin, dense)
+    capsule = origin.to_dlpack(dense)
+    if target.alignment > 1 and dlpack.address(capsule) % target.alignment:
+        dense = _copied(origin, dense)
+        capsule = origin.to_dlpack(dense)
+        if dlpack.address(capsule) % target.alignment:  # this origin does not allocate aligned memory
+            return target.from_numpy(origin.to_numpy(dense))
+    moved = target.from_dlpack(capsule)
+    return _copied(target, moved) if copy and target.writes else moved
+
+
+def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:
+    """Return a NumPy array or scalar as a tensor of `target`.
+
+    Raises:
+        UnsupportedTensorError: an array of strings, objects or another dtype that is not a tensor's.
+    """
+    array = np.asarray(array)
+    if array.dtype.name not in SUPPORTED:
+        raise UnsupportedTensorError(f"NumPy dtype {array.dtype.name}").at(call, path)
+    return target.from_numpy(array)
+
+
+def _copied(backend: Backend, tensor: Tensor) -> Tensor:
+    _count_copy(tensor, backend)
+    return backend.copy(tensor)
+
+
+def _count(tensor: Tensor, backend: Backend, copied: bool) -> None:
+    for counter in _counters:
+        counter.crossings += 1
+    if copied:
+        _count_copy(tensor, backend)
+
+
+def _count_copy(tensor: Tensor, backend: Backend) -> None:
+    if not _counters:
+        return
+    spec = backend.spec(tensor)
+    size = int(np.prod([n or 0 for n in spec.shape or ()], dtype=np.int64)) * dtype(spec.dtype).itemsize
+    for counter in _counters:
+        counter.copies += 1
+        counter.bytes_copied += size

@@ -1,0 +1,324 @@
+"""The relay: a pure function of flat tensors that a source owns and a destination calls.
+
+Every derivative that a destination ever needs is again a relay:
+
+    relay(xs)             -> ys                       run by the source
+    relay.vjp(xs)         -> ys, back                 and `back` is the relay (xs, y cotangents) -> x cotangents
+
+so a destination that differentiates `back` asks it for its own vjp, and so on for any order. `back` is bound to the
+residuals of the evaluation that made it: the user's function runs once, whatever the order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polybridge.core import forks
+from polybridge.core.abstract import Abstract, Evaluation, plan
+from polybridge.core.backend import Pullback, pullback_of, spread
+from polybridge.core.errors import DetachedStateWarning, OutputError, PromisedShapeError, UnsupportedTensorError
+from polybridge.core.exchange import Exchange, Loan, array_to
+from polybridge.core.specs import TensorSpec
+from polybridge.core.trees import Classify, Kind, Structure, flatten, path
+
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one evaluation returned.
+
+    Attributes:
+        leaves: the tensors; None where a cotangent is structurally zero.
+        structure: how they form the function's own result; None for a derivative.
+        differentiable: for each leaf, whether a cotangent of it is taken by `back`.
+    """
+
+    leaves: list[Tensor | None]
+    structure: Structure | None
+    differentiable: tuple[bool, ...]
+
+    def with_leaves(self, leaves: list[Tensor | None]) -> Outcome:
+        """Return the same outcome with other tensors, such as those that a tape follows."""
+        return Outcome(leaves, self.structure, self.differentiable)
+
+
+class Relay(ABC):
+    """A flat function of the destination's tensors. Its name, for messages, is `call`."""
+
+    exchange: Exchange
+    call: str
+
+    @abstractmethod
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Evaluate without a derivative."""
+
+    @abstractmethod
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        """Evaluate, keeping the residuals.
+
+        Args:
+            xs: the inputs; None stands for a cotangent that is zero.
+            wanted: the positions of the inputs whose cotangents are wanted; these are floating or complex.
+
+        Returns:
+            The outcome, and the relay `back` whose inputs are the wanted inputs followed by one cotangent for each
+            differentiable leaf of the outcome, and whose outcome has one leaf for each wanted input.
+        """
+
+
+class FunctionRelay(Relay):
+    """The user's function, for arguments of one structure."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        call: str,
+        exchange: Exchange,
+        structure: Structure,
+        classify: Classify,
+        output_specs: Any = None,
+    ) -> None:
+        """Prepare the relay.
+
+        Args:
+            fn: the user's function.
+            call: how messages name it.
+            exchange: between the caller's and the function's backend.
+            structure: of `(args, kwargs)`.
+            classify: says what a leaf of the result is to the source.
+            output_specs: a tree of TensorSpec like the result's, where the user gave one.
+        """
+        self.fn, self.call, self.exchange = fn, call, exchange
+        self._structure, self._classify, self._output_specs = structure, classify, output_specs
+        self._source = exchange.source
+        self._loan = exchange.loan()
+        self._ct_loan = exchange.loan()
+        self.told = False
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Run the function."""
+        forks.check(self.call)
+        lent = self._lend(xs)
+        results: _Results = self._source.run(lambda: self._loan.run(self._run, lent, self.call))
+        return results.give(self.exchange)
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        """Run the function under the source's reverse mode."""
+        forks.check(self.call)
+        lent = self._lend(xs)
+        results, outputs, pullback = self._evaluate(lent, wanted)
+        if not self.told:
+            self._tell(pullback)
+        if wanted and not results.tensors:
+            raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
+        results = results.with_outputs(outputs)
+        del outputs
+        outcome = results.give(self.exchange)
+        positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
+        slots = tuple(range(outputs_count))
+        return outcome, PullbackRelay(
+            self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count
+        )
+
+    def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        """Return the plan of an evaluation, as the user gave it or by running the function on placeholders.
+
+        Raises:
+            PromisedShapeError: the function cannot run on placeholders.
+        """
+        if self._output_specs is not None:
+            return self._given_plan()
+        try:
+            return plan(lambda concrete: self._evaluate_abstractly(concrete, wanted), specs)
+        except Exception as error:
+            raise PromisedShapeError.unknown(self.call, specs, error) from error
+
+    def _evaluate_abstractly(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        placeholders, running = self._source.placeholders(specs)
+        with running():
+            results, outputs, pullback = self._evaluate(placeholders, wanted, loan=False)
+            tensors = results.with_outputs(outputs).tensors
+            found = [self._source.spec(x) for x in tensors]
+        return Abstract(found, results.differentiable, results.structure, Evaluation(pullback, list(outputs), running))
+
+    def _given_plan(self) -> Abstract:
+        leaves, treedef = flatten(self._output_specs)
+        dynamic = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec))
+        specs = [leaves[i] for i in dynamic]
+        rest = [None if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]
+        return Abstract(specs, tuple(s.differentiable for s in specs), Structure(treedef, rest, dynamic), None)
+
+    def _lend(self, xs: Sequence[Tensor | None]) -> list[Tensor]:
+        try:
+            return self._loan.lend(xs)
+        except UnsupportedTensorError as error:
+            raise self._located(xs, error) from None
+
+    def _located(self, xs: Sequence[Tensor | None], error: UnsupportedTensorError) -> UnsupportedTensorError:
+        """Find the input that cannot cross and name it."""
+        for number, x in enumerate(xs):
+            try:
+                self.exchange.dest.dense(x)
+            except UnsupportedTensorError as found:
+                return found.at(self.call, self._structure.argument(number))
+        return error.at(self.call, "an argument")
+
+    def _evaluate(
+        self, inputs: Sequence[Tensor], wanted: Sequence[int], loan: bool = True
+    ) -> tuple[_Results, Sequence[Tensor], Pullback]:
+        """Evaluate under the source's vjp with the wanted inputs as primals and the others held fixed."""
+        kept: list[_Results] = []
+
+        def primal(*primals: Tensor) -> list[Tensor]:
+            merged = list(inputs)
+            for position, value in zip(wanted, primals, strict=True):
+                merged[position] = value
+            results = self._loan.run(self._run, merged, self.call) if loan else self._run(merged)
+            if not kept:
+                kept.append(results.without_outputs())
+            return results.outputs()
+
+        outputs, pullback = pullback_of(self._source, primal, [inputs[i] for i in wanted])
+        return kept.pop(), outputs, pullback
+
+    def _run(self, inputs: Sequence[Tensor]) -> _Results:
+        args, kwargs = self._structure.rebuild(inputs)
+        result = self.fn(*args, **kwargs)
+        leaves, treedef = flatten(result)
+        classify, source = self._classify, self._source
+        dynamic: list[int] = []
+        tensors: list[Tensor] = []
+        for position, leaf in enumerate(leaves):
+            kind = classify(leaf)
+            if kind is Kind.STATIC:
+                continue
+            if kind is not Kind.TENSOR:
+                leaf = self._converted(kind, leaf, treedef, position)
+            dynamic.append(position)
+            tensors.append(leaf)
+            leaves[position] = None
+        try:
+            specs = [source.spec(x) for x in tensors]
+        except UnsupportedTensorError:
+            raise self._unsupported(tensors, treedef, dynamic) from None
+        return _Results(tensors, tuple(s.differentiable for s in specs), Structure(treedef, leaves, tuple(dynamic)))
+
+    def _converted(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Tensor:
+        where = path(treedef, position, "result")
+        if kind is Kind.FOREIGN:
+            raise OutputError.foreign(self.call, where, type(leaf), self._source.name)
+        if kind is Kind.COMPOSITE:
+            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
+        return array_to(self._source, leaf, self.call, where)
+
+    def _unsupported(self, tensors: list[Tensor], treedef: Any, dynamic: list[int]) -> UnsupportedTensorError:
+        for tensor, position in zip(tensors, dynamic, strict=True):
+            try:
+                self._source.spec(tensor)
+            except UnsupportedTensorError as error:
+                return error.at(self.call, path(treedef, position, "result"))
+        raise AssertionError("a tensor that was refused is accepted now")
+
+    def _tell(self, pullback: Pullback) -> None:
+        """Warn once of trainable state that the function reads without getting it as an input."""
+        self.told = True
+        names = pullback.closed_over(self.fn)
+        if names:
+            warnings.warn(DetachedStateWarning.naming(self.call, names), stacklevel=2)
+
+
+class PullbackRelay(Relay):
+    """The derivative of one evaluation, bound to its residuals.
+
+    Its inputs are primals, which the residuals hold already and which do not move again, and cotangents.
+
+    Args:
+        exchange: between the two backends.
+        call: how messages name the function.
+        pullback: of the evaluation.
+        loan: what the pullback has shown of how it treats cotangents.
+        results: which of the cotangents that the pullback returns are this relay's leaves; as many as its primals.
+        slots: which of the cotangents that the pullback takes are this relay's inputs.
+        cotangents: how many cotangents the pullback takes.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: str,
+        pullback: Pullback,
+        loan: Loan,
+        results: tuple[int, ...],
+        slots: tuple[int, ...],
+        cotangents: int,
+    ) -> None:
+        """Bind the pullback."""
+        self.exchange, self.call = exchange, call
+        self._pullback, self._loan = pullback, loan
+        self._results, self._slots, self._cotangents = results, slots, cotangents
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Pull the cotangents back."""
+        forks.check(self.call)
+        return self._outcome(list(self._loan.run(self._pullback, self._lent(xs), self.call)))
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        """Pull the cotangents back under the source's reverse mode."""
+        forks.check(self.call)
+        found, pullback = self._pullback.vjp(self._lent(xs))
+        count = len(found)
+        outcome = self._outcome(list(found))
+        inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
+        slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
+        results = tuple(inputs[i] for i in wanted)
+        return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count)
+
+    def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return spread(self._loan.lend(xs[len(xs) - len(self._slots) :]), self._slots, self._cotangents)
+
+    def _outcome(self, found: list[Tensor | None]) -> Outcome:
+        leaves = [found[i] for i in self._results]
+        found.clear()
+        connected = tuple(x is not None for x in leaves)
+        return Outcome(_given(self.exchange, leaves), None, connected)
+
+
+@dataclass
+class _Results:
+    """What the user's function returned: its tensors, which of them are differentiable, and the tree around them."""
+
+    tensors: list[Tensor | None]
+    differentiable: tuple[bool, ...]
+    structure: Structure
+
+    def outputs(self) -> list[Tensor]:
+        """Return the differentiable tensors."""
+        return [x for x, is_output in zip(self.tensors, self.differentiable, strict=True) if is_output]
+
+    def without_outputs(self) -> _Results:
+        """Return the same without the differentiable tensors, so that nothing here keeps them alive."""
+        kept = [None if is_output else x for x, is_output in zip(self.tensors, self.differentiable, strict=True)]
+        return _Results(kept, self.differentiable, self.structure)
+
+    def with_outputs(self, outputs: Sequence[Tensor]) -> _Results:
+        """Return the same with these differentiable tensors."""
+        positions = [i for i, is_output in enumerate(self.differentiable) if is_output]
+        tensors = list(self.tensors)
+        for position, output in zip(positions, outputs, strict=True):
+            tensors[position] = output
+        return _Results(tensors, self.differentiable, self.structure)
+
+    def give(self, exchange: Exchange) -> Outcome:
+        """Hand the tensors over to the caller."""
+        return Outcome(_given(exchange, self.tensors), self.structure, self.differentiable)
+
+
+def _given(exchange: Exchange, tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """Give each tensor to the caller, emptying the list: what is still referenced here cannot be proved to be free."""
+    give, release = exchange.give, exchange.release
+    return [None if tensors[i] is None else give(release(tensors, i)) for i in range(len(tensors))]

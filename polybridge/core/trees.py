@@ -1,0 +1,141 @@
+"""Call arguments and results <-> flat tensors and the static rest, on optree.
+
+Everything is flattened once at the edge and rebuilt once at the edge; in between there are flat lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import optree
+
+NAMESPACE = "polybridge"
+
+
+class Kind(Enum):
+    """What a leaf is to one backend."""
+
+    TENSOR = "tensor"  # one of its tensors
+    ARRAY = "array"  # a NumPy array or scalar: converted, never differentiated
+    STATIC = "static"  # reaches the function unchanged
+    COMPOSITE = "composite"  # made of its tensors, but not one (sparse, ragged, symbolic)
+    FOREIGN = "foreign"  # a tensor of another framework
+
+
+ARRAYS = (np.ndarray, np.generic)
+
+Classify = Callable[[Any], Kind]
+"""Says what a leaf is; looked up by type, so that it runs once per type."""
+
+
+class Structure:
+    """The shape of a tree: where its dynamic leaves are, and every other leaf.
+
+    Args:
+        treedef: optree's description of the containers.
+        leaves: all leaves, with None where a dynamic one stood.
+        dynamic: the positions of the dynamic leaves.
+    """
+
+    __slots__ = ("_leaves", "dynamic", "treedef")
+
+    def __init__(self, treedef: Any, leaves: list[Any], dynamic: tuple[int, ...]) -> None:
+        """Keep the parts."""
+        self.treedef = treedef
+        self._leaves = leaves
+        self.dynamic = dynamic
+
+    def rebuild(self, tensors: Sequence[Any]) -> Any:
+        """Return the tree with `tensors` as its dynamic leaves."""
+        if len(self.dynamic) == len(self._leaves):
+            return optree.tree_unflatten(self.treedef, tensors)
+        leaves = list(self._leaves)
+        for position, tensor in zip(self.dynamic, tensors, strict=True):
+            leaves[position] = tensor
+        return optree.tree_unflatten(self.treedef, leaves)
+
+    def argument(self, number: int) -> str:
+        """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
+        return argument_path(self.treedef, self.dynamic[number])
+
+    def key(self) -> tuple[Any, ...]:
+        """Return a hashable key that two calls share when one relay can serve both."""
+        if len(self.dynamic) == len(self._leaves):
+            return (self.treedef,)
+        return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a tree, None included, and its treedef; dataclass instances count as containers."""
+    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
+    if any(_register_dataclass(leaf) for leaf in leaves):
+        return flatten(tree)
+    return leaves, treedef
+
+
+def path(treedef: Any, position: int, root: str) -> str:
+    """Return where the leaf at `position` is, as Python source that starts at `root`."""
+    return str(optree.treespec_accessors(treedef)[position].codify(root))
+
+
+def argument_path(treedef: Any, position: int) -> str:
+    """Return where a leaf of `(args, kwargs)` is, as `args[0]` or `kwargs['scale']`."""
+    text = path(treedef, position, "")
+    return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
+
+
+def kind_by_type(is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]) -> Classify:
+    """Return a classifier for one backend that asks these questions once per type."""
+    known: dict[type, Kind] = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
+
+    def classify(leaf: Any) -> Kind:
+        kind = known.get(type(leaf))
+        if kind is None:
+            kind = known[type(leaf)] = ask(leaf)
+        return kind
+
+    def ask(leaf: Any) -> Kind:
+        if is_tensor(leaf):
+            return Kind.TENSOR
+        if isinstance(leaf, ARRAYS):
+            return Kind.ARRAY
+        if is_composite(leaf):
+            return Kind.COMPOSITE
+        return Kind.FOREIGN if foreign(leaf) else Kind.STATIC
+
+    return classify
+
+
+def _register_dataclass(leaf: Any) -> bool:
+    """Teach optree the dataclass that `leaf` is an instance of; return whether it is one."""
+    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+        return False
+    cls = type(leaf)
+    names = tuple(field.name for field in dataclasses.fields(leaf))
+
+    def to_children(instance: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
+        return tuple(getattr(instance, name) for name in names), None, names
+
+    def from_children(_: None, children: Sequence[Any]) -> Any:
+        instance = object.__new__(cls)  # as copy.copy does: no second __post_init__, frozen classes too
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(instance, name, child)
+        return instance
+
+    optree.register_pytree_node(
+        cls, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+    )
+    return True
+
+
+def _static_key(leaf: Any) -> tuple[type, Any]:
+    """Return a key under which two static leaves are interchangeable (1, 1.0 and True are not; nor 0.0 and -0.0)."""
+    if isinstance(leaf, (float, complex)):
+        return type(leaf), repr(leaf)
+    if isinstance(leaf, (int, str, bytes, type(None))):
+        return type(leaf), leaf
+    return type(leaf), id(leaf)  # the relay that is cached under this key keeps the object, hence the id, alive

@@ -1,0 +1,173 @@
+"""`wrap`, the front door, and `convert`."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, overload
+
+import optree
+
+from polybridge.core import trees
+from polybridge.core.backend import Backend
+from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
+from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
+from polybridge.core.registry import get_backend, registry
+from polybridge.core.relay import FunctionRelay, Outcome
+from polybridge.core.trees import Classify, Kind, Structure
+
+_RELAYS = 256  # structures and static values that one wrapped function keeps a relay for
+
+
+@overload
+def wrap(
+    fn: Callable[..., Any], *, src: str, dst: str, copy: CopyPolicy = "auto", output_specs: Any = None
+) -> Callable[..., Any]: ...
+
+
+@overload
+def wrap(
+    *, src: str, dst: str, copy: CopyPolicy = "auto", output_specs: Any = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+
+
+def wrap(
+    fn: Any = None, *, src: str, dst: str, copy: CopyPolicy = "auto", output_specs: Any = None
+) -> Callable[..., Any]:
+    """Return `fn`, written in framework `src`, as a function of framework `dst`; without `fn`, a decorator.
+
+    Arguments may be any tree of lists, tuples, dicts, named tuples and dataclasses. Tensors of `dst` (and NumPy
+    arrays, as constants) reach `fn` as tensors of `src`; every other value reaches it unchanged. The result has the
+    structure that `fn` gave it. Floating and complex tensors are differentiable to any order, by `dst`'s own means.
+
+    Args:
+        fn: takes and returns trees of `src` tensors. Tensors that it closes over are constants.
+        src: the framework of `fn`: "torch", "tensorflow" or another registered backend.
+        dst: the framework of the caller. If it is that of `fn`, `fn` itself is returned.
+        copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
+            False never does: then neither side may write in place to what crosses.
+        output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
+            dtype cannot be found without running them, when they are traced into a graph.
+
+    Raises:
+        NotCallableError: `fn` is not callable.
+        UnknownBackendError, BackendNotInstalledError, BrokenPluginError: a framework cannot be had.
+
+    The wrapped function raises:
+        WrongFrameworkError: an argument is a tensor of another framework.
+        UnsupportedTensorError: an argument or a result cannot cross, such as a string tensor.
+        OutputError: a result is a tensor of another framework, or none where a derivative is asked.
+        MutationError: `fn` wrote to memory that it shares with the caller.
+    """
+    if fn is None:
+        return functools.partial(wrap, src=src, dst=dst, copy=copy, output_specs=output_specs)
+    if not callable(fn):
+        raise NotCallableError.got(fn)
+    source, dest = get_backend(src), get_backend(dst)
+    if source is dest:
+        return fn  # type: ignore[no-any-return]
+    if copy not in ("auto", True, False):
+        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
+    return _Wrapped(fn, Exchange(dest, source, copy), output_specs).function()
+
+
+def convert(tree: Any, to: str) -> Any:
+    """Return the tree with every tensor, of whatever framework, as a tensor of `to`.
+
+    Values only: the result carries no gradient history (a torch tensor in the middle of a graph is refused; call
+    `.detach()` to say that this is meant). Memory is shared where nobody can write to it. Other leaves stay.
+
+    Args:
+        tree: any tree of lists, tuples, dicts, named tuples and dataclasses.
+        to: the name of a backend.
+
+    Raises:
+        UnsupportedTensorError: a tensor that the other side cannot hold; the message has its path.
+    """
+    target = get_backend(to)
+    leaves, treedef = trees.flatten(tree)
+    for position, leaf in enumerate(leaves):
+        if target.is_tensor(leaf):
+            continue
+        if isinstance(leaf, trees.ARRAYS):
+            leaves[position] = array_to(target, leaf, "polybridge.convert", trees.path(treedef, position, "tree"))
+        elif (owner := registry.owner(leaf)) is not None:
+            try:
+                owner.check_detached(leaf)
+                leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)
+            except UnsupportedTensorError as error:
+                raise error.at("polybridge.convert", trees.path(treedef, position, "tree")) from None
+    return optree.tree_unflatten(treedef, leaves)
+
+
+class _Wrapped:
+    """A function between two backends, with a native function for each structure of its arguments."""
+
+    def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any) -> None:
+        self.fn, self.exchange, self.output_specs = fn, exchange, output_specs
+        self.call = f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
+        self.arguments = classifier(exchange.dest)
+        self.results = classifier(exchange.source)
+        self.natives: OrderedDict[Any, Callable[..., Outcome]] = OrderedDict()
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function that the caller sees."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            tensors, structure = self.flatten((args, kwargs))
+            outcome = self.native(structure)(*tensors)
+            assert outcome.structure is not None
+            return outcome.structure.rebuild(outcome.leaves)
+
+        if hasattr(self.fn, "__name__"):
+            return functools.update_wrapper(wrapped, self.fn)
+        wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
+        wrapped.__doc__ = self.fn.__doc__
+        return wrapped
+
+    def flatten(self, arguments: Any) -> tuple[list[Any], Structure]:
+        """Return the tensors among the arguments and the structure around them."""
+        leaves, treedef = trees.flatten(arguments)
+        classify = self.arguments
+        dynamic: list[int] = []
+        tensors: list[Any] = []
+        for position, leaf in enumerate(leaves):
+            kind = classify(leaf)
+            if kind is Kind.STATIC:
+                continue
+            tensors.append(leaf if kind is Kind.TENSOR else self.convert(kind, leaf, treedef, position))
+            dynamic.append(position)
+            leaves[position] = None
+        return tensors, Structure(treedef, leaves, tuple(dynamic))
+
+    def convert(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Any:
+        """Return a NumPy array as a tensor of the caller's framework; refuse everything else."""
+        dest = self.exchange.dest
+        where = trees.argument_path(treedef, position)
+        if kind is Kind.ARRAY:
+            return array_to(dest, leaf, self.call, where)
+        if kind is Kind.COMPOSITE:
+            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
+        raise WrongFrameworkError.argument(self.call, where, type(leaf), dest.name)
+
+    def native(self, structure: Structure) -> Callable[..., Outcome]:
+        """Return the native function for arguments of this structure, made at its first call."""
+        key = structure.key()
+        native = self.natives.get(key)
+        if native is None:
+            relay = FunctionRelay(self.fn, self.call, self.exchange, structure, self.results, self.output_specs)
+            native = self.natives.setdefault(key, self.exchange.dest.wrap_as_native(relay))
+            while len(self.natives) > _RELAYS:
+                self.natives.popitem(last=False)
+        return native
+
+
+@functools.lru_cache(maxsize=None)
+def classifier(backend: Backend) -> Classify:
+    """Return the classifier of a backend, which asks once per type of leaf."""
+
+    def foreign(leaf: Any) -> bool:
+        return hasattr(type(leaf), "__dlpack__") or registry.owner(leaf) is not None
+
+    return trees.kind_by_type(backend.is_tensor, backend.is_composite, foreign)

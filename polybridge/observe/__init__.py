@@ -1,0 +1,5 @@
+"""Looks at what crosses between frameworks."""
+
+from polybridge.core.exchange import Crossings, count_crossings
+
+__all__ = ["Crossings", "count_crossings"]

@@ -1,0 +1,1 @@
+"""Tests of what holds the repository together: layering, imports, packaging."""
