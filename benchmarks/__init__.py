@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it once, at import, in our modules and subprocesses
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "3"
+)  # TensorFlow reads it once, at import, in our modules and subprocesses

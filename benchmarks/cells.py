@@ -1,4 +1,4 @@
-"""One cell of the benchmark: a workload, mode, size and pass, with its candidates built, timed and set against the target."""
+"""One cell of the benchmark: its candidates are built, timed and set against the target."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Timing:
         microseconds: by candidate: native, handwritten, polybridge, copy.
         over_native: polybridge / native.
         over_handwritten: polybridge / hand-written.
-        target: what `over_handwritten` may be: (factor * hand-written + copy, where large and into torch) / hand-written.
+        target: what `over_handwritten` may be: `target_seconds` / hand-written.
         over_target: polybridge / target; met where the median is at most 1.
     """
 
@@ -79,7 +79,7 @@ def measure(cell: Cell, budget: float) -> Timing:
 
 
 def candidates(cell: Cell) -> dict[str, Step]:
-    """Return the steps to compare: the function in its own framework, both bridges, and a copy of what enters torch."""
+    """Return the steps to compare: native in the source, both bridges, and a copy of what enters torch."""
     mode, fn = cell.mode, cell.workload.functions[cell.mode.src]
     x, ct = inputs(cell)
     return {
@@ -92,7 +92,7 @@ def candidates(cell: Cell) -> dict[str, Step]:
 
 def wrap(cell: Cell, fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` wrapped by polybridge for the cell's mode."""
-    return polybridge.wrap(fn, src=cell.mode.src, dst=cell.mode.dst)  # type: ignore[no-any-return]
+    return polybridge.wrap(fn, src=cell.mode.src, dst=cell.mode.dst)
 
 
 def inputs(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,8 @@ def inputs(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
 def target_seconds(cell: Cell, handwritten: np.ndarray, copy: np.ndarray) -> np.ndarray:
     """Return the time that polybridge may take in each round.
 
-    A large step into torch may also copy its output and gradient once: torch writes in place, so it must own them.
+    A large step into torch may also copy its output and gradient once: torch writes in place and has to
+    own them.
     """
     if cell.size <= SMALL_SIZE:
         return SMALL_FACTOR * handwritten

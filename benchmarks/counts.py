@@ -1,4 +1,4 @@
-"""Counts, rather than times: copies and bytes per step, and how often the user's function runs and is entered by Python."""
+"""Counts, rather than times: what a step copies, and how often it runs the user's function."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Counts:
         copies: how many of them were copied, per step.
         bytes_copied: per step.
         runs: how often the user's function was executed, per step; above 1 a forward is computed twice.
-        first_entries: how often Python entered the user's function during warm-up (for a traced source: its traces).
-        entries: how often Python entered it per warm step; 0 for a traced source.
+        first_entries: how often Python entered it during warm-up: for a source that traces, its traces.
+        entries: how often Python entered it per warm step; 0 for a source that traces.
     """
 
     crossings: float
@@ -58,7 +58,7 @@ def count(cell: Cell) -> Counts:
 
 
 class _Counter:
-    """The cell's function, counting its runs. A TensorFlow function may run without Python, so there a variable counts."""
+    """The cell's function, counting its runs: by a variable in TensorFlow, which may do without Python."""
 
     def __init__(self, cell: Cell) -> None:
         self.entries = 0

@@ -1,8 +1,8 @@
 """The smallest DLPack bridge that one would write by hand for each direction and mode: the yardstick.
 
-Unsafe on purpose. One tensor in and one out, of one dtype; no alignment check (TensorFlow aborts the process on memory that is
-not 64-byte aligned), no copy (torch may write into TensorFlow's buffers), no ownership, no structure, no second order. Each runs
-the user's function once a step.
+Unsafe on purpose. One tensor in and one out, of one dtype; no alignment check (TensorFlow aborts the process
+on memory that is not 64-byte aligned), no copy (torch may write into TensorFlow's buffers), no ownership, no
+structure, no second order. Each runs the user's function once a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.workloads import Function
 
 
 def tf_in_torch(fn: Function) -> Function:
-    """Return a torch function that runs the TensorFlow function `fn` under a tape: a `torch.autograd.Function`."""
+    """Return a torch function that runs the TensorFlow function `fn` under a tape."""
 
     class Bridge(torch.autograd.Function):
         @staticmethod
@@ -36,7 +36,7 @@ def tf_in_torch(fn: Function) -> Function:
 
 
 def torch_in_tf_eager(fn: Function) -> Function:
-    """Return an eager TensorFlow function that runs the torch function `fn`: a `tf.custom_gradient`."""
+    """Return an eager TensorFlow function that runs the torch function `fn`."""
 
     def bridge(x: Any) -> Any:
         leaf = _to_torch(x).requires_grad_()
@@ -51,8 +51,9 @@ def torch_in_tf_eager(fn: Function) -> Function:
 
 
 def torch_in_tf_graph(fn: Function) -> Function:
-    """Return a TensorFlow function for graphs (`tf.function`, TF1) that runs `fn` in a `tf.py_function`, one step at a time."""
-    forwards: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=1)  # the latest forward; a step without backward drops it
+    """Return a function for TensorFlow graphs (`tf.function`, TF1) that runs `fn`, one step at a time."""
+    # the latest forward; a step without a backward leaves its own to the next one
+    forwards: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=1)
 
     def forward(x: Any) -> Any:
         leaf = _to_torch(x).requires_grad_()
@@ -60,7 +61,7 @@ def torch_in_tf_graph(fn: Function) -> Function:
         forwards.append((leaf, y))
         return _to_tf(y.detach())
 
-    def backward(_y: Any, ct: Any) -> Any:  # reading y orders it after the forward: a TF1 graph has no automatic control
+    def backward(_y: Any, ct: Any) -> Any:  # y orders it after the forward: a TF1 graph does not by itself
         leaf, y = forwards.pop()
         return _to_tf(torch.autograd.grad(y, leaf, _to_torch(ct))[0])
 
@@ -72,7 +73,7 @@ def torch_in_tf_graph(fn: Function) -> Function:
 
 
 def _to_tf(tensor: torch.Tensor) -> Any:
-    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))  # type: ignore[attr-defined]
+    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
 
 
 def _to_torch(tensor: Any) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """How much the process grows per 20,000 calls, per mode and pass, each in a process of its own.
 
-`python -m benchmarks.memory`; Linux only (it reads /proc/self/statm). A relay that keys residuals by call, or makes a wrapper per
-call, grows by 13 KB to 1.5 MB a call; the limit here is about 100 bytes a call, below which the allocator's own drift hides it.
+`python -m benchmarks.memory`; Linux only (it reads /proc/self/statm). A relay that keys residuals by call, or
+makes a wrapper per call, grows by 13 KB to 1.5 MB a call; the limit here is about 100 bytes a call, below
+which the allocator's own drift hides it.
 """
 
 from __future__ import annotations
@@ -27,18 +28,29 @@ CANDIDATES = ("handwritten", "polybridge")
 
 @click.command()
 @click.option("--calls", default=CALLS, show_default=True, help="Calls between the two readings.")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(MODE_NAMES), default=MODE_NAMES, help="Repeatable; or all.")
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice(MODE_NAMES),
+    default=MODE_NAMES,
+    help="Repeatable; or all.",
+)
 @click.option("--candidate", type=click.Choice(CANDIDATES), default="polybridge", show_default=True)
 def main(calls: int, modes: tuple[str, ...], candidate: str) -> None:
-    """Print how many megabytes the process grew over `--calls` steps of each mode; exit with 1 where it is too many."""
-    table = Table("mode", "pass", "MB grown", "limit", "met", title=f"{candidate}: growth over {calls:,} calls")
+    """Print by how many megabytes `--calls` steps of each mode grow the process; exit with 1 if too many."""
+    table = Table(
+        "mode", "pass", "MB grown", "limit", "met", title=f"{candidate}: growth over {calls:,} calls"
+    )
     limit = LIMIT_MEGABYTES * calls / CALLS
     failed = False
     for mode, backward in product(modes, (False, True)):
         grown = measure_in_subprocess(candidate, mode, backward, calls)
         failed |= grown >= limit
         label = "forward+backward" if backward else "forward"
-        table.add_row(mode, label, f"{grown:.2f}", f"{limit:.2f}", "[green]yes[/]" if grown < limit else "[red]no[/]")
+        table.add_row(
+            mode, label, f"{grown:.2f}", f"{limit:.2f}", "[green]yes[/]" if grown < limit else "[red]no[/]"
+        )
     Console().print(table)
     sys.exit(failed)
 

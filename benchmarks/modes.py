@@ -1,4 +1,4 @@
-"""The ways in which a destination calls a function: each turns a native callable into a step that takes no arguments."""
+"""The ways in which a destination calls a function, each as a step that takes no arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Mode:
         name: what the command line and the table call it.
         src: the framework of the user's function.
         dst: the framework that calls it.
-        drive: `(function of dst, input, cotangent, backward?) -> step`; a step runs the forward, or forward and backward, once.
+        drive: `(function of dst, input, cotangent, backward?) -> step`; a step runs the forward, or the
+            forward and the backward, once.
         handwritten: `(function of src) -> function of dst`, the yardstick.
     """
 
@@ -66,10 +67,13 @@ def drive_tf_function(fn: Function, x: np.ndarray, ct: np.ndarray, backward: boo
 
 
 def drive_tf1_graph(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool) -> Step:
-    """Return a step that is one run of a TF1 `Session`; data stay in variables, so that feeding and fetching cost nothing."""
+    """Return a step that is one run of a TF1 `Session`. Data stay in variables: feeds and fetches copy."""
     v1 = tf.compat.v1
     with tf.Graph().as_default():
-        variables = [v1.get_variable(name, value.shape, tf.float32, use_resource=True) for name, value in (("x", x), ("ct", ct))]
+        variables = [
+            v1.get_variable(name, value.shape, tf.float32, use_resource=True)
+            for name, value in (("x", x), ("ct", ct))
+        ]
         primal, cotangent = (variable.read_value() for variable in variables)
         y = fn(primal)
         targets = [y, *v1.gradients(y, primal, grad_ys=cotangent)] if backward else [y]

@@ -18,13 +18,24 @@ def write_png(rows: list[Row], path: Path) -> None:
     workloads = list(dict.fromkeys(row.timing.cell.workload.name for row in rows))
     modes = list(dict.fromkeys(row.timing.cell.mode.name for row in rows))
     size = (3.6 * len(modes) + 0.8, 3.2 * len(workloads) + 0.6)
-    figure, grid = plt.subplots(len(workloads), len(modes), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(
+        len(workloads), len(modes), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
     for panels, workload in zip(grid, workloads, strict=True):
         for axes, mode in zip(panels, modes, strict=True):
-            _panel(axes, [r for r in rows if (r.timing.cell.workload.name, r.timing.cell.mode.name) == (workload, mode)])
+            _panel(
+                axes,
+                [
+                    r
+                    for r in rows
+                    if (r.timing.cell.workload.name, r.timing.cell.mode.name) == (workload, mode)
+                ],
+            )
         panels[0].set_ylabel(f"{workload}\ntime / hand-written bridge")
     grid[0, 0].legend(fontsize="small")
-    figure.suptitle("polybridge against the smallest hand-written DLPack bridge (median and quartiles; dashed: target)")
+    figure.suptitle(
+        "polybridge against the smallest hand-written DLPack bridge (median and quartiles; dashed: target)"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -37,8 +48,18 @@ def _panel(axes: Axes, rows: list[Row]) -> None:
         ratios = [timing.over_handwritten for timing in timings]
         below = [ratio.median - ratio.low for ratio in ratios]
         above = [ratio.high - ratio.median for ratio in ratios]
-        axes.errorbar(sizes, [r.median for r in ratios], [below, above], color=colour, marker="o", capsize=3, label=label)
-        axes.plot(sizes, [timing.target.median for timing in timings], color=colour, linestyle="--", alpha=0.6)
+        axes.errorbar(
+            sizes,
+            [r.median for r in ratios],
+            [below, above],
+            color=colour,
+            marker="o",
+            capsize=3,
+            label=label,
+        )
+        axes.plot(
+            sizes, [timing.target.median for timing in timings], color=colour, linestyle="--", alpha=0.6
+        )
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="float32 elements", title=rows[0].timing.cell.mode.name)
     axes.set_ylim(bottom=0)

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cells import LARGE_FACTOR, SMALL_FACTOR, Timing
+from benchmarks.cells import LARGE_FACTOR, SMALL_FACTOR, SMALL_SIZE, Timing
 from benchmarks.counts import Counts
 from benchmarks.timing import Spread
 
@@ -29,7 +29,7 @@ class Row:
 
 
 def print_table(rows: list[Row], console: Console) -> None:
-    """Print every row: microseconds per step, per-round ratios as `median [quartiles]`, and counts per step."""
+    """Print microseconds per step, per-round ratios as `median [quartiles]`, and counts per step."""
     table = Table(title="polybridge: ratios are medians over interleaved rounds, with quartiles")
     for heading in ("function", "mode", "pass", "size"):
         table.add_column(heading, no_wrap=True)
@@ -39,10 +39,13 @@ def print_table(rows: list[Row], console: Console) -> None:
     for heading in ("crossings", "copies", "bytes", "runs", "entries"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*_cells(row), end_section=row is rows[-1] or _section(row) != _section(rows[rows.index(row) + 1]))
+        table.add_row(
+            *_cells(row), end_section=row is rows[-1] or _section(row) != _section(rows[rows.index(row) + 1])
+        )
     console.print(table)
     console.print(
-        f"target: {SMALL_FACTOR} x by hand; large: {LARGE_FACTOR} x by hand, plus the copy of outputs and gradients into torch.\n"
+        f"target: {SMALL_FACTOR} x by hand; above {SMALL_SIZE:,} elements {LARGE_FACTOR} x by hand, plus the "
+        "copy of outputs and gradients into torch.\n"
         "runs: executions of the user's function a step; entries: by Python, warm-up + a step.",
         highlight=False,
     )
@@ -68,7 +71,9 @@ def environment() -> dict[str, Any]:
 def _cells(row: Row) -> list[str]:
     timing, counts = row.timing, row.counts
     cell = timing.cell
-    microseconds = [f"{timing.microseconds[name].median:,.1f}" for name in ("native", "handwritten", "polybridge", "copy")]
+    microseconds = [
+        f"{timing.microseconds[name].median:,.1f}" for name in ("native", "handwritten", "polybridge", "copy")
+    ]
     return [
         cell.workload.name,
         cell.mode.name,

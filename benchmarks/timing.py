@@ -1,4 +1,4 @@
-"""Times candidates interleaved in one process, so that drift (frequency, caches, neighbours) hits all of them alike."""
+"""Times candidates interleaved in one process, so that drift hits all of them alike."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Spread:
 def interleave(steps: dict[str, Callable[[], Any]], budget: float) -> dict[str, np.ndarray]:
     """Time every step once a round, in an order drawn anew for each round.
 
-    A fixed or rotating order would let each candidate inherit the same neighbour's caches and sleeping threads every time: two
-    copies of one bridge then differ by up to 10%.
+    A fixed or rotating order would let each candidate inherit the same neighbour's caches and sleeping
+    threads every time: two copies of one bridge then differ by up to 10%.
 
     Garbage collection stays on: it is part of what a step costs its user.
 

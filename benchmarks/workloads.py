@@ -28,22 +28,38 @@ class Workload:
     rank: int
 
     def shape(self, size: int) -> tuple[int, ...]:
-        """Return the input's shape for about `size` elements (exactly, where `size` is a power of the rank)."""
+        """Return the input's shape for `size` elements, rounded to equal dimensions."""
         side = round(math.pow(size, 1 / self.rank))
         return (side,) * self.rank
+
+
+def tf_elementwise(x: Any) -> Any:
+    return tf.sin(x) * x
+
+
+def torch_elementwise(x: Any) -> Any:
+    return torch.sin(x) * x
+
+
+def tf_matmul(x: Any) -> Any:
+    return tf.linalg.matmul(x, x)
+
+
+def torch_matmul(x: Any) -> Any:
+    return torch.matmul(x, x)
 
 
 # Memory bound: three passes over the data, so that a copy (one more) is visible and arithmetic hides nothing.
 ELEMENTWISE = Workload(
     "elementwise",
-    {"tf": lambda x: tf.sin(x) * x, "torch": lambda x: torch.sin(x) * x},
+    {"tf": tf_elementwise, "torch": torch_elementwise},
     rank=1,
 )
 
-# Arithmetic bound: what a layer looks like. 1.6e7 elements are 128 GFLOP a product, so it is not in the default run.
+# Arithmetic bound, as a layer is. 1.6e7 elements are 128 GFLOP a product, so it is not in the default run.
 MATMUL = Workload(
     "matmul",
-    {"tf": lambda x: tf.linalg.matmul(x, x), "torch": lambda x: torch.matmul(x, x)},
+    {"tf": tf_matmul, "torch": torch_matmul},
     rank=2,
 )
 

@@ -16,8 +16,19 @@ ROOT = Path(__file__).parents[2]
 
 def test_quick_run_writes_json_and_png(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    # a process of its own: the command sets TensorFlow's threads, which is possible only before TensorFlow has run
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--sizes", "16", "--seconds", "0.01", "--json", str(path)]
+    # a process of its own: TensorFlow's threads, which the command sets, can be set only before it has run
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--sizes",
+        "16",
+        "--seconds",
+        "0.01",
+        "--json",
+        str(path),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     rows = json.loads(path.read_text())["rows"]
     assert {row["mode"] for row in rows} == {"torch-eager", "tf-eager", "tf-function", "tf1-graph"}

@@ -1,4 +1,4 @@
-"""The hand-written bridges give right values and gradients: a yardstick that is wrong would make the comparison dishonest."""
+"""The hand-written bridges give right values and gradients: no honest comparison without."""
 
 from __future__ import annotations
 
