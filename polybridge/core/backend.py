@@ -100,6 +100,10 @@ class Backend(ABC):
         with leaves that this framework's own differentiation follows.
         """
 
+    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that the user calls, marked as this framework needs it."""
+        return function
+
     # The exchange. Law: from_dlpack(to_dlpack(dense(x))) has the values of x and shares its memory.
 
     def is_composite(self, value: Any) -> bool:
@@ -169,7 +173,7 @@ class Backend(ABC):
         return contextlib.nullcontext
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-        """Return tensors of these specs for runs of which only shapes and dtypes are read, and the context of such runs.
+        """Return tensors of these specs, for runs of which only shapes and dtypes are read, and their context.
 
         Here they are ones, and the function really runs.
         """
@@ -180,7 +184,12 @@ class Replayed(Pullback):
     """A plain callable as a pullback; differentiates it by evaluating the function again."""
 
     def __init__(
-        self, backend: Backend, fn: Run, primals: Sequence[Tensor], outputs: Sequence[TensorSpec], call: Callable[..., Any]
+        self,
+        backend: Backend,
+        fn: Run,
+        primals: Sequence[Tensor],
+        outputs: Sequence[TensorSpec],
+        call: Callable[..., Any],
     ) -> None:
         """Keep what the second evaluation needs."""
         self._backend, self._fn, self._primals, self._outputs, self._call = backend, fn, primals, outputs, call

@@ -1,35 +1,42 @@
 """Every exception and warning that polybridge raises, as one tree.
 
-    PolybridgeError
-    |-- BackendError
-    |   |-- UnknownBackendError       (LookupError)   no backend has this name
-    |   |-- BackendNotInstalledError  (ImportError)   the backend's framework is missing
-    |   `-- BrokenPluginError         (ImportError)   a plugin could not be loaded
-    |-- ArgumentError
-    |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
-    |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
-    |   `-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
-    |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
-    |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
-    |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
-    |-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
-    |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
-    |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
-    `-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
+PolybridgeError
+|-- BackendError
+|   |-- UnknownBackendError       (LookupError)   no backend has this name
+|   |-- BackendNotInstalledError  (ImportError)   the backend's framework is missing
+|   `-- BrokenPluginError         (ImportError)   a plugin could not be loaded
+|-- ArgumentError
+|   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
+|   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
+|   `-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
+|-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
+|-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
+|-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
+|-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
+|-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
+|-- ResidualError                 (RuntimeError)  a backward whose forward is gone
+`-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
 
-    PolybridgeWarning (UserWarning)
-    |-- DetachedStateWarning          trainable state in the source gets no gradient
-    `-- PrecisionWarning              a dtype that the other side narrows
+PolybridgeWarning (UserWarning)
+|-- DetachedStateWarning          trainable state in the source gets no gradient
+`-- PrecisionWarning              a dtype that the other side narrows
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 
 class PolybridgeError(Exception):
     """Base of every exception of polybridge."""
+
+    # AutoGraph re-raises an exception with its own type only if its constructor is this very object.
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
 
 
 class BackendError(PolybridgeError):
@@ -154,14 +161,13 @@ class PromisedShapeError(PolybridgeError, ValueError):
             f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies."
         )
 
-
     @classmethod
     def unknown(cls, call: str, specs: Iterable[object], error: BaseException) -> PromisedShapeError:
         """Say that the result's shapes could not be found while tracing, and how to give them."""
         return cls(
-            f"`{call}` is being traced into a graph, and running it on placeholders {', '.join(map(str, specs))} to find "
-            f"the shapes of its result failed with {type(error).__name__}: {error}. If the function depends on values, "
-            f"give `output_specs=` to `polybridge.wrap`."
+            f"`{call}` is being traced into a graph. To find the shapes of its result it was run on placeholders "
+            f"{', '.join(map(str, specs))}, and raised {type(error).__name__}: {error}. If the function depends on "
+            f"values, give `output_specs=` to `polybridge.wrap`."
         )
 
 
@@ -172,9 +178,9 @@ class CompilationError(PolybridgeError, RuntimeError):
     def in_xla(cls, call: str) -> CompilationError:
         """Say why XLA cannot compile the call and how to go on."""
         return cls(
-            f"`{call}` was called inside a function that XLA compiles (`jit_compile=True`): it runs in another framework, "
-            f"and XLA cannot hold a call into Python. Use `jit_compile=False` (in Keras: `compile(jit_compile=False)`) for "
-            f"the function that has the call, and keep `jit_compile=True` on the functions around it that do not."
+            f"`{call}` was called inside a function that XLA compiles (`jit_compile=True`): it runs in another "
+            f"framework, and XLA cannot hold a call into Python. Use `jit_compile=False` for the function that has "
+            f"the call (in Keras: `compile(jit_compile=False)`); other functions may keep `jit_compile=True`."
         )
 
 
@@ -214,6 +220,16 @@ class DetachedStateWarning(PolybridgeWarning):
 
 class PrecisionWarning(PolybridgeWarning):
     """A dtype that the other side narrows."""
+
+
+def warn(warning: PolybridgeWarning) -> None:
+    """Issue a warning at the line that called the wrapped function, whatever lies between."""
+    depth, level, frame = 1, 1, sys._getframe(1)
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+        if frame.f_globals.get("__name__") == "polybridge.core.wrapping":
+            level = depth + 1
+    warnings.warn(warning, stacklevel=level)
 
 
 _last: BaseException | None = None

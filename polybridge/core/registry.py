@@ -55,7 +55,7 @@ class Registry:
         self.find()
         canonical = self.names.get(name)
         if canonical is None:
-            self._raise_unknown(name)
+            raise self._unknown(name)
         backend = self.loaded.get(canonical)
         return self._load(canonical) if backend is None else backend
 
@@ -80,7 +80,8 @@ class Registry:
             manager.check_pending()
             for impl in manager.hook.polybridge_backends.get_hookimpls():
                 if id(impl) not in before:
-                    for plugin in impl.function():
+                    offered: Any = impl.function()
+                    for plugin in offered:
                         self.register(plugin)
         except Exception as error:  # one broken plugin must not take the others along
             manager.unregister(name=f"{source}:{entry.name}")
@@ -98,11 +99,11 @@ class Registry:
             loaded: Backend = self.loaded.setdefault(name, backend)
         return loaded
 
-    def _raise_unknown(self, name: str) -> Any:
+    def _unknown(self, name: str) -> Exception:
         if name in self.broken:
             source, error = self.broken[name]
-            raise BrokenPluginError.of(name, source, error) from error
-        raise UnknownBackendError.named(name, self.names, self.broken)
+            return BrokenPluginError.of(name, source, error)
+        return UnknownBackendError.named(name, self.names, self.broken)
 
 
 def _strangers_last(entry: importlib.metadata.EntryPoint) -> tuple[bool, str]:

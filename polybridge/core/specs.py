@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +16,7 @@ INTEGER = frozenset({"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits
 SUPPORTED = DIFFERENTIABLE | INTEGER
 
 
-@lru_cache(maxsize=None)
+@cache
 def dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype called `name`, bfloat16 included."""
     return BFLOAT16 if name == "bfloat16" else np.dtype(name)

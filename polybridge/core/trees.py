@@ -6,7 +6,7 @@ Everything is flattened once at the edge and rebuilt once at the edge; in betwee
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -69,11 +69,11 @@ class Structure:
         return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, None included, and its treedef; dataclass instances count as containers."""
-    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
-    if any(_register_dataclass(leaf) for leaf in leaves):
-        return flatten(tree)
+    leaves, treedef = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE)
+    if any(_register_dataclass(leaf) for leaf in leaves if is_leaf is None or not is_leaf(leaf)):
+        return flatten(tree, is_leaf)
     return leaves, treedef
 
 
@@ -88,7 +88,9 @@ def argument_path(treedef: Any, position: int) -> str:
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
 
 
-def kind_by_type(is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]) -> Classify:
+def kind_by_type(
+    is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]
+) -> Classify:
     """Return a classifier for one backend that asks these questions once per type."""
     known: dict[type, Kind] = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
 
@@ -120,14 +122,15 @@ def _register_dataclass(leaf: Any) -> bool:
     def to_children(instance: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
         return tuple(getattr(instance, name) for name in names), None, names
 
-    def from_children(_: None, children: Sequence[Any]) -> Any:
+    def from_children(_: Any, children: Iterable[Any]) -> Any:
         instance = object.__new__(cls)  # as copy.copy does: no second __post_init__, frozen classes too
         for name, child in zip(names, children, strict=True):
             object.__setattr__(instance, name, child)
         return instance
 
+    registered: Any = cls  # optree's types ask for a collection, which a dataclass need not be
     optree.register_pytree_node(
-        cls, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+        registered, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
     )
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
@@ -69,7 +70,7 @@ def wrap(
         return fn  # type: ignore[no-any-return]
     if copy not in ("auto", True, False):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
-    return _Wrapped(fn, Exchange(dest, source, copy), output_specs).function()
+    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs).function())
 
 
 def convert(tree: Any, to: str) -> Any:
@@ -106,7 +107,9 @@ class _Wrapped:
 
     def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any) -> None:
         self.fn, self.exchange, self.output_specs = fn, exchange, output_specs
-        self.call = f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
+        self.call = (
+            f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
+        )
         self.arguments = classifier(exchange.dest)
         self.results = classifier(exchange.source)
         self.natives: OrderedDict[Any, Callable[..., Outcome]] = OrderedDict()
@@ -120,10 +123,13 @@ class _Wrapped:
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
 
-        if hasattr(self.fn, "__name__"):
-            return functools.update_wrapper(wrapped, self.fn)
-        wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
-        wrapped.__doc__ = self.fn.__doc__
+        functools.update_wrapper(wrapped, self.fn)
+        if not hasattr(self.fn, "__name__"):
+            wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
+        try:
+            inspect.signature(self.fn)
+        except ValueError:  # a builtin: whoever asks gets (*args, **kwargs) rather than this error
+            del wrapped.__wrapped__  # type: ignore[attr-defined]
         return wrapped
 
     def flatten(self, arguments: Any) -> tuple[list[Any], Structure]:
@@ -163,7 +169,7 @@ class _Wrapped:
         return native
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def classifier(backend: Backend) -> Classify:
     """Return the classifier of a backend, which asks once per type of leaf."""
 

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
@@ -45,3 +46,12 @@ def on_this_thread() -> contextlib.AbstractContextManager[Any]:
     """
     manager: contextlib.AbstractContextManager[Any] = context.function_executor_type("SINGLE_THREADED_EXECUTOR")
     return manager
+
+
+def not_for_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function so that AutoGraph calls it as it is.
+
+    The public `tf.autograph.experimental.do_not_convert` marks a wrapper that costs several microseconds a call.
+    """
+    marked: Callable[..., Any] = autograph_artifact(function)
+    return marked

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private, convert, native, source
+from polybridge.backends.tensorflow import _private, convert, native, session, source
 from polybridge.core.backend import Backend, Pullback
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
-Tensor = tf.Tensor
+Tensor = Any
 
 
 class TensorFlowBackend(Backend):
@@ -41,15 +40,17 @@ class TensorFlowBackend(Backend):
         """Return a copy of the values."""
         return convert.from_numpy(array)
 
-    def vjp(
-        self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Pullback]:
+    def vjp(self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
         """Evaluate under a tape."""
         return source.vjp(fn, primals)
 
     def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:  # type: ignore[override]
         """Return a function with a custom gradient."""
         return native.wrap_as_native(relay)
+
+    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep AutoGraph from rewriting what is not TensorFlow code."""
+        return _private.not_for_autograph(function)
 
     def spec(self, tensor: Any) -> TensorSpec:
         """Return shape and dtype."""
@@ -74,3 +75,7 @@ class TensorFlowBackend(Backend):
     def started(self) -> bool:
         """Whether the eager runtime exists."""
         return _private.has_started()
+
+    def graph_function(self, session_: Any, inputs: Any, outputs: Any) -> Callable[..., Any]:
+        """Return a TensorFlow 1 graph as an eager function; offered to users as `polybridge.tf1.graph_function`."""
+        return session.graph_function(session_, inputs, outputs)

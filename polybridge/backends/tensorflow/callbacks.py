@@ -39,12 +39,14 @@ def call(fn: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], specs: S
         inputs: graph tensors.
         specs: `tf.TensorSpec` of the results; their shapes are set, and are the caller's promise.
     """
+
     def entered(*args: Any) -> Sequence[Any]:
         with _entered():
             return fn(*args)
 
     results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
-    results = results if isinstance(results, (list, tuple)) else [results]
+    if not specs:  # then it is an operation, which the graph runs for its effect
+        return []
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
@@ -73,7 +75,7 @@ def kept(token: tf.Tensor) -> Relay:
     return back
 
 
-class _Buffer(np.ndarray):  # type: ignore[type-arg]
+class _Buffer(np.ndarray):
     """A plain array that can carry a finalizer."""
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.core.backend import Pullback
 
-Tensor = tf.Tensor
+Tensor = Any
 
 
 def run(fn: Callable[[], Any]) -> Any:
@@ -59,7 +59,7 @@ class TapePullback(Pullback):
 
     def closed_over(self, fn: Callable[..., Any]) -> list[str]:
         """Name the trainable variables that the tape saw."""
-        return [getattr(v, "path", v.name) for v in self._tape.watched_variables()]
+        return [v.name.removesuffix(":0") for v in self._tape.watched_variables()]
 
     def _gradients(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         pairs = [(y, ct) for y, ct in zip(self._outputs, cts, strict=True) if y is not None and ct is not None]

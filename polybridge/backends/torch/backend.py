@@ -38,9 +38,7 @@ class TorchBackend(Backend):
         """Return a copy of the values."""
         return convert.from_numpy(array)
 
-    def vjp(
-        self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Pullback]:
+    def vjp(self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
         """Evaluate under autograd."""
         return source.vjp(fn, primals)
 

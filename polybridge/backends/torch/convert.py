@@ -13,9 +13,7 @@ from torch.utils.dlpack import to_dlpack as _to_dlpack
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import SUPPORTED, TensorSpec
 
-_NAMES: dict[torch.dtype, str] = {
-    getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)
-}
+_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
 
 def spec(tensor: torch.Tensor) -> TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: torch has no public one (2.13)
@@ -95,16 +95,16 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
             yield
 
     with mode:
-        return [torch.empty(spec.shape, dtype=torch_dtype(spec.dtype)) for spec in specs], running
+        return [
+            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype)) for spec in specs
+        ], running
 
 
 def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
     grad = torch.is_grad_enabled()
     device = torch.get_default_device()
-    autocast = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-    ]
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
