@@ -103,14 +103,9 @@ class WrongFrameworkError(ArgumentError, TypeError):
 class UnsupportedTensorError(ArgumentError, TypeError):
     """A tensor that cannot cross between the two frameworks."""
 
-    def __init__(self, what: str, path: str = "a tensor", call: str = "polybridge") -> None:
-        """Keep what is wrong apart from where, since the exchange does not know where."""
-        self.what = what
-        super().__init__(f"`{call}`: {path} cannot cross between frameworks: {what}.")
-
     def at(self, call: str, path: str) -> UnsupportedTensorError:
-        """Return the same error with its place in the arguments or results."""
-        return type(self)(self.what, path, call)
+        """Return the error with its place among the arguments or results, which who raised it did not know."""
+        return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
 
 
 class OutputError(PolybridgeError, TypeError):
@@ -224,7 +219,7 @@ class PrecisionWarning(PolybridgeWarning):
 
 def warn(warning: PolybridgeWarning) -> None:
     """Issue a warning at the line that called the wrapped function, whatever lies between."""
-    depth, level, frame = 1, 1, sys._getframe(1)
+    depth, level, frame = 2, 2, sys._getframe(1)  # `warn` itself is at stack level 1
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
         if frame.f_globals.get("__name__") == "polybridge.core.wrapping":

@@ -69,7 +69,10 @@ class Exchange:
 
     def give(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the source for the caller to keep."""
-        own = (self.source.writes or self.dest.writes) if self.copy == "auto" else self.copy
+        if self.copy == "auto":
+            own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
+        else:
+            own = self.copy
         return move(tensor, self.source, self.dest, own)
 
     def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
@@ -80,8 +83,8 @@ class Exchange:
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
-        shares = self.copy is not False and (self.source.writes or self.dest.writes)
-        return Loan(self, guarding=shares)
+        shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
+        return Loan(self, guarding=self.copy is True or (shares and self.dest.dlpack and self.source.dlpack))
 
 
 class Loan:
@@ -146,15 +149,16 @@ class Loan:
 
     def _keep(self, copies: Sequence[Tensor | None]) -> None:
         """Keep the copies of the first call, to see later whether the function has let go of them."""
-        if self._probes is None and not self._spoiled:
+        if self._probes is None and not self._spoiled and all(x is not None for x in copies):
             prober = self._prober
-            self._probes = [prober.reference(x) for x in copies if x is not None]
+            self._probes = [prober.reference(x) for x in copies]
 
     def _reconsider(self) -> None:
         """Trust the function if its first copies have come back, and never if it keeps them."""
-        if self._probes is None or (self._residual is not None and self._residual() is not None):
+        probes = self._probes  # another thread may be here too
+        if probes is None or (self._residual is not None and self._residual() is not None):
             return
-        if all(map(self._prober.owns, self._probes)):
+        if all(map(self._prober.owns, probes)):
             self._guarding = False
         else:
             self._spoiled = True
@@ -180,7 +184,7 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
         tensor: what moves; the result shares its memory where that is possible.
         origin: the tensor's backend.
         target: the backend of the result.
-        own: whether the result must share memory with nothing else; copied unless that is proved.
+        own: whether the result must not share the tensor's memory.
 
     Raises:
         UnsupportedTensorError: the tensor has no form that can cross.
@@ -192,7 +196,7 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     if not (origin.dlpack and target.dlpack):
         _count_copy(dense, origin)
         return target.from_numpy(origin.to_numpy(dense))
-    copy = own and not copied and not origin.owns(dense)
+    copy = own and not copied
     if copy and not target.writes:
         dense = _copied(origin, dense)
     capsule = origin.to_dlpack(dense)
@@ -211,6 +215,8 @@ def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:
     Raises:
         UnsupportedTensorError: an array of strings, objects or another dtype that is not a tensor's.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedTensorError("a masked array").at(call, path)
     array = np.asarray(array)
     if array.dtype.name not in SUPPORTED:
         raise UnsupportedTensorError(f"NumPy dtype {array.dtype.name}").at(call, path)

@@ -102,8 +102,7 @@ class FunctionRelay(Relay):
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Run the function."""
         forks.check(self.call)
-        lent = self._lend(xs)
-        results: _Results = self._source.run(lambda: self._run_on_loan(lent))
+        results: _Results = self._source.run(lambda: self._run_on_loan(self._lend(xs)))
         return results.give(self.exchange)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
@@ -134,6 +133,8 @@ class FunctionRelay(Relay):
             return self._given_plan()
         try:
             return plan(lambda concrete: self._evaluate_abstractly(concrete, wanted), specs)
+        except PromisedShapeError:  # of a function of another framework inside this one
+            raise
         except Exception as error:
             raise PromisedShapeError.unknown(self.call, specs, error) from error
 
