@@ -32,9 +32,7 @@ class CommaSeparated(click.ParamType[tuple[Any, ...]]):
         """Convert each part by `part`."""
         self._part = part
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         """Return the converted parts; a tuple (a default) is left alone."""
         if isinstance(value, tuple):
             return value
@@ -62,19 +60,13 @@ FUNCTION_LIST = CommaSeparated(click.Choice(list(WORKLOADS)))
 
 
 @click.command()
-@click.option(
-    "--quick", is_flag=True, help=f"Small sizes and {QUICK_SECONDS} s a cell: a look, not a measurement."
-)
+@click.option("--quick", is_flag=True, help=f"Small sizes and {QUICK_SECONDS} s a cell: a look, not a measurement.")
 @click.option("--sizes", type=CommaSeparated(Count()), help="Elements, such as 16,1e4,1e6,1.6e7.")
 @click.option("--modes", type=MODE_LIST, default=tuple(MODES), help=f"Of {', '.join(MODES)}.")
 @click.option("--functions", type=FUNCTION_LIST, default=("elementwise",), help="elementwise, matmul.")
 @click.option("--seconds", type=float, help=f"Of rounds, per cell; {SECONDS} by default.")
-@click.option(
-    "--threads", default=1, show_default=True, help="Of each framework; more can time the scheduler."
-)
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), default=Path("out/bench.json"), show_default=True
-)
+@click.option("--threads", default=1, show_default=True, help="Of each framework; more can time the scheduler.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), default=Path("out/bench.json"), show_default=True)
 @click.option("--png", "png_path", type=click.Path(path_type=Path), help="Beside the JSON by default.")
 def main(
     quick: bool,
@@ -96,9 +88,7 @@ def main(
     ]
     console = Console(width=None if Console().is_terminal else 220)  # a pipe gets whole rows
     with Progress(console=console, transient=True) as progress:
-        rows = [
-            Row(measure(cell, budget), count(cell)) for cell in progress.track(cells, description="measuring")
-        ]
+        rows = [Row(measure(cell, budget), count(cell)) for cell in progress.track(cells, description="measuring")]
     print_table(rows, console)
     write_json(rows, threads, json_path)
     png_path = png_path or json_path.with_suffix(".png")

@@ -39,18 +39,14 @@ CANDIDATES = ("handwritten", "polybridge")
 @click.option("--candidate", type=click.Choice(CANDIDATES), default="polybridge", show_default=True)
 def main(calls: int, modes: tuple[str, ...], candidate: str) -> None:
     """Print by how many megabytes `--calls` steps of each mode grow the process; exit with 1 if too many."""
-    table = Table(
-        "mode", "pass", "MB grown", "limit", "met", title=f"{candidate}: growth over {calls:,} calls"
-    )
+    table = Table("mode", "pass", "MB grown", "limit", "met", title=f"{candidate}: growth over {calls:,} calls")
     limit = LIMIT_MEGABYTES * calls / CALLS
     failed = False
     for mode, backward in product(modes, (False, True)):
         grown = measure_in_subprocess(candidate, mode, backward, calls)
         failed |= grown >= limit
         label = "forward+backward" if backward else "forward"
-        table.add_row(
-            mode, label, f"{grown:.2f}", f"{limit:.2f}", "[green]yes[/]" if grown < limit else "[red]no[/]"
-        )
+        table.add_row(mode, label, f"{grown:.2f}", f"{limit:.2f}", "[green]yes[/]" if grown < limit else "[red]no[/]")
     Console().print(table)
     sys.exit(failed)
 

@@ -71,8 +71,7 @@ def drive_tf1_graph(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool)
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         variables = [
-            v1.get_variable(name, value.shape, tf.float32, use_resource=True)
-            for name, value in (("x", x), ("ct", ct))
+            v1.get_variable(name, value.shape, tf.float32, use_resource=True) for name, value in (("x", x), ("ct", ct))
         ]
         primal, cotangent = (variable.read_value() for variable in variables)
         y = fn(primal)

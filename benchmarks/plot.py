@@ -25,17 +25,11 @@ def write_png(rows: list[Row], path: Path) -> None:
         for axes, mode in zip(panels, modes, strict=True):
             _panel(
                 axes,
-                [
-                    r
-                    for r in rows
-                    if (r.timing.cell.workload.name, r.timing.cell.mode.name) == (workload, mode)
-                ],
+                [r for r in rows if (r.timing.cell.workload.name, r.timing.cell.mode.name) == (workload, mode)],
             )
         panels[0].set_ylabel(f"{workload}\ntime / hand-written bridge")
     grid[0, 0].legend(fontsize="small")
-    figure.suptitle(
-        "polybridge against the smallest hand-written DLPack bridge (median and quartiles; dashed: target)"
-    )
+    figure.suptitle("polybridge against the smallest hand-written DLPack bridge (median and quartiles; dashed: target)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -57,9 +51,7 @@ def _panel(axes: Axes, rows: list[Row]) -> None:
             capsize=3,
             label=label,
         )
-        axes.plot(
-            sizes, [timing.target.median for timing in timings], color=colour, linestyle="--", alpha=0.6
-        )
+        axes.plot(sizes, [timing.target.median for timing in timings], color=colour, linestyle="--", alpha=0.6)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="float32 elements", title=rows[0].timing.cell.mode.name)
     axes.set_ylim(bottom=0)

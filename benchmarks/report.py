@@ -39,9 +39,7 @@ def print_table(rows: list[Row], console: Console) -> None:
     for heading in ("crossings", "copies", "bytes", "runs", "entries"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(
-            *_cells(row), end_section=row is rows[-1] or _section(row) != _section(rows[rows.index(row) + 1])
-        )
+        table.add_row(*_cells(row), end_section=row is rows[-1] or _section(row) != _section(rows[rows.index(row) + 1]))
     console.print(table)
     console.print(
         f"target: {SMALL_FACTOR} x by hand; above {SMALL_SIZE:,} elements {LARGE_FACTOR} x by hand, plus the "
