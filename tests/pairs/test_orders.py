@@ -140,6 +140,7 @@ def test_torch_create_graph_gives_a_gradient_that_can_be_differentiated():
     assert x.grad.tolist() == [6.0, 12.0]
 
 
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
 def test_torch_backward_with_create_graph_leaves_a_graph_on_grad():
     x = torch.tensor(2.0, requires_grad=True)
     to_torch(lambda x: x**3)(x).backward(create_graph=True)
@@ -200,6 +201,12 @@ def test_torch_is_grads_batched():
     x = torch.tensor([2.0, 3.0], requires_grad=True)
     (found,) = torch.autograd.grad(to_torch(lambda x: x**3)(x), x, torch.eye(2), is_grads_batched=True)
     assert found.tolist() == [[12.0, 0.0], [0.0, 27.0]]
+
+
+def test_torch_functional_jacobian_vectorized():
+    fn = to_torch(lambda x: x**3)
+    jacobian = torch.autograd.functional.jacobian(fn, torch.tensor([2.0, 3.0]), vectorize=True)
+    assert jacobian.tolist() == [[12.0, 0.0], [0.0, 27.0]]
 
 
 def test_torch_gradients_of_intermediate_tensors():
@@ -273,7 +280,7 @@ def test_tf_output_gradients_are_used():
 def test_tf_jacobian(pfor):
     """Case 47."""
     x = tf.constant([2.0, 3.0])
-    with tf.GradientTape() as tape:
+    with tf.GradientTape(persistent=not pfor) as tape:
         tape.watch(x)
         y = to_tf(lambda x: x**3)(x)
     assert tape.jacobian(y, x, experimental_use_pfor=pfor).numpy().tolist() == [[12.0, 0.0], [0.0, 27.0]]
@@ -282,7 +289,7 @@ def test_tf_jacobian(pfor):
 @pytest.mark.parametrize("pfor", [True, False], ids=["pfor", "loop"])
 def test_tf_jacobian_in_two_inputs_of_a_matrix_product(pfor):
     a, b = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [5.0]])
-    with tf.GradientTape() as tape:
+    with tf.GradientTape(persistent=not pfor) as tape:
         tape.watch([a, b])
         y = to_tf(lambda a, b: torch.cat([a @ b, 2 * a @ b]))(a, b)
     in_a, in_b = tape.jacobian(y, [a, b], experimental_use_pfor=pfor)
@@ -293,7 +300,7 @@ def test_tf_jacobian_in_two_inputs_of_a_matrix_product(pfor):
 @pytest.mark.parametrize("pfor", [True, False], ids=["pfor", "loop"])
 def test_tf_batch_jacobian(pfor):
     x = tf.constant([[2.0, 3.0], [4.0, 5.0]])
-    with tf.GradientTape() as tape:
+    with tf.GradientTape(persistent=not pfor) as tape:
         tape.watch(x)
         y = to_tf(lambda x: x**2 + x.sum(1, keepdim=True))(x)
     found = tape.batch_jacobian(y, x, experimental_use_pfor=pfor)
@@ -303,7 +310,7 @@ def test_tf_batch_jacobian(pfor):
 @pytest.mark.parametrize("pfor", [True, False], ids=["pfor", "loop"])
 def test_tf_hessian_by_jacobian_of_gradient(pfor):
     x = tf.constant([2.0, 3.0])
-    with tf.GradientTape() as outer:
+    with tf.GradientTape(persistent=not pfor) as outer:
         outer.watch(x)
         with tf.GradientTape() as inner:
             inner.watch(x)
