@@ -88,7 +88,9 @@ class TensorFlow(Dialect):
         outputs = [y for y in ys if _differentiable(y)]
         cts = [cotangent(y.shape, self.dtype(y)) for y in outputs] if cts is None else cts
         sources = [x for x in xs if _differentiable(x)]
-        gradients = iter(tape.gradient(outputs, sources, [self.tensor(ct) for ct in cts]) if outputs else [None] * len(xs))
+        gradients = iter(
+            tape.gradient(outputs, sources, [self.tensor(ct) for ct in cts]) if outputs else [None] * len(xs)
+        )
         return ys, [_dense(next(gradients)) if _differentiable(x) else None for x in xs]
 
     def derivative(self, fn: Fn) -> Fn:

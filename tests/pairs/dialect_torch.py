@@ -47,7 +47,9 @@ class Torch(Dialect):
         if isinstance(values, (np.ndarray, np.generic)):
             array = np.array(values)
             is_bfloat16 = array.dtype == ml_dtypes.bfloat16
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if is_bfloat16 else torch.from_numpy(array)
+            return (
+                torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if is_bfloat16 else torch.from_numpy(array)
+            )
         return torch.tensor(values, dtype=None if dtype is None else getattr(torch, dtype))
 
     def numpy(self, tensor: torch.Tensor) -> Array:
@@ -96,7 +98,9 @@ class Torch(Dialect):
             "flipped": x.flip(0),
             "from_numpy": torch.from_numpy(sample((101,))),
             "from_numpy_transposed": torch.from_numpy(sample((3, 4)).T),
-            "from_buffer_at_4_bytes": torch.frombuffer(bytearray(sample((9,)).tobytes()), dtype=torch.float32, offset=4),
+            "from_buffer_at_4_bytes": torch.frombuffer(
+                bytearray(sample((9,)).tobytes()), dtype=torch.float32, offset=4
+            ),
             "real_view": z.real,
             "imag_view": z.imag,
             "lazily_negative": z.conj().imag,

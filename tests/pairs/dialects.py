@@ -81,8 +81,10 @@ class Dialect(ABC):
         """Return float32 tensors, each another way in which a program may hold its values in memory."""
 
     @abstractmethod
-    def vjp(self, fn: Fn, xs: Sequence[Tensor], cts: Sequence[Array] | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the outputs of `fn(*xs)`, one tensor or a sequence, and the cotangent of each x, by this framework's means.
+    def vjp(
+        self, fn: Fn, xs: Sequence[Tensor], cts: Sequence[Array] | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the outputs of `fn(*xs)` (one tensor or a sequence) and the cotangent of each x, by native means.
 
         `cts` has one entry per differentiable output; without it they are `cotangent`s. None stands for "no gradient".
         """

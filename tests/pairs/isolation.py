@@ -17,7 +17,7 @@ _context.set_forkserver_preload(["torch", "tensorflow", "polybridge"])
 
 
 class Ended(NamedTuple):
-    """How a child ended: with `value`, with a raised exception whose traceback is `value`, killed by a signal, or never."""
+    """How a child ended: it returned `value`, raised with traceback `value`, was killed by signal `value`, or hung."""
 
     how: Literal["returned", "raised", "killed", "hung"]
     value: Any

@@ -144,7 +144,9 @@ def test_two_torch_results_on_one_memory_are_copied_at_least_once():
     assert float(tf.reduce_sum(first)) == float(tf.reduce_sum(second)) == 2000
 
 
-@pytest.mark.parametrize("x", [torch.ones(30, 40).T, torch.ones(1).expand(1200), torch.arange(1201.0)[1:]], ids=["T", "0", "off"])
+@pytest.mark.parametrize(
+    "x", [torch.ones(30, 40).T, torch.ones(1).expand(1200), torch.arange(1201.0)[1:]], ids=["T", "0", "off"]
+)
 def test_torch_inputs_that_tf_cannot_hold_are_copied_once(x):
     fn = trusted(in_torch(tf.reduce_sum, copy=False), x)
     with count_crossings() as counter:

@@ -184,7 +184,11 @@ TORCH = {
     "einsum": (lambda a, b: torch.einsum("bij,bjk->bik", a, b), real(2, 1, 2), real(2, 2, 1)),
     "cholesky": (_symmetric_torch(torch.linalg.cholesky), definite(3)),
     "solve": (torch.linalg.solve, regular(2), real(2, 1)),
-    "triangular_solve": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), regular(2) + 3 * np.eye(2), real(2, 1)),
+    "triangular_solve": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+        regular(2) + 3 * np.eye(2),
+        real(2, 1),
+    ),
     "inverse": (torch.linalg.inv, regular(2)),
     "det": (torch.linalg.det, regular(2)),
     "slogdet": (lambda a: torch.linalg.slogdet(a)[1], regular(2)),
@@ -250,7 +254,7 @@ def floating(tree):
 
 
 def joined(tree):
-    """Return the differentiable TensorFlow tensors of a result as one real vector, which is what TensorFlow's checker takes."""
+    """Return the differentiable TensorFlow tensors of a result as one real vector, which TensorFlow's checker takes."""
     found = [y for y in tf.nest.flatten(tree) if y.dtype.is_floating or y.dtype.is_complex]
     parts = [part for y in found for part in ([tf.math.real(y), tf.math.imag(y)] if y.dtype.is_complex else [y])]
     return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)

@@ -75,8 +75,6 @@ def test_result_of_another_framework_is_refused_by_path(pair, src, dst, result, 
 # Tensors that cannot cross. TensorFlow aborts on some, so each runs in a process of its own.
 
 
-
-
 TF_REFUSED = {
     "string": lambda: tf.constant(["text"]),
     "scalar_string": lambda: tf.constant("text"),
@@ -327,7 +325,7 @@ def test_function_works_after_it_has_raised(pair, src, dst, where):
 
 def test_exception_of_the_source_framework_reaches_the_user(pair, src, dst):
     error = RuntimeError if src.name == "torch" else tf.errors.InvalidArgumentError
-    with pytest.raises(error, match="(?i)size|shape|incompatible"):
+    with pytest.raises(error, match=r"(?i)size|shape|incompatible"):
         pair.wrap(lambda a, b: a @ b)(dst.tensor(np.ones((2, 3))), dst.tensor(np.ones((2, 3))))
 
 
@@ -561,8 +559,15 @@ def unused_torch():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "make, wrap",
-    [(frozen_torch, in_tf), (buffer_of_module, in_tf), (detached_torch, in_tf), (unused_torch, in_tf)]
-    + [(frozen_tf, in_torch), (constant_tf, in_torch), (frozen_keras, in_torch)],
+    [
+        (frozen_torch, in_tf),
+        (buffer_of_module, in_tf),
+        (detached_torch, in_tf),
+        (unused_torch, in_tf),
+        (frozen_tf, in_torch),
+        (constant_tf, in_torch),
+        (frozen_keras, in_torch),
+    ],
 )
 def test_state_that_does_not_train_causes_no_warning(make, wrap):
     train(wrap, wrap(make()))

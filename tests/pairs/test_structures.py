@@ -75,7 +75,9 @@ def leaves(tree, is_tensor):
         tree = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
     elif isinstance(tree, dict):
         tree = list(tree.values())
-    return [x for item in tree for x in leaves(item, is_tensor)] if isinstance(tree, (list, tuple, collections.deque)) else []
+    if isinstance(tree, (list, tuple, collections.deque)):
+        return [x for item in tree for x in leaves(item, is_tensor)]
+    return []
 
 
 def skeleton(tree, is_tensor):
@@ -118,7 +120,8 @@ def test_gradients_come_from_every_leaf_of_a_result(pair, src, dst, make):
 @pytest.mark.parametrize("make", TREES.values(), ids=TREES)
 def test_the_function_gets_the_types_of_the_caller(pair, src, dst, make):
     seen = []
-    pair.wrap(lambda tree: seen.append(skeleton(tree, src.is_tensor)))(given := make(dst.tensor([1.0]), dst.tensor([2.0])))
+    given = make(dst.tensor([1.0]), dst.tensor([2.0]))
+    pair.wrap(lambda tree: seen.append(skeleton(tree, src.is_tensor)))(given)
     assert seen == [skeleton(given, dst.is_tensor)]
 
 
@@ -418,7 +421,8 @@ def test_weights_of_a_keras_layer_get_their_gradients():
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
     with tf.GradientTape() as tape:
-        y = polybridge.wrap(lambda ws, x: x @ ws[0] + ws[1], src="torch", dst="tf")(layer.trainable_variables, tf.ones((1, 3)))
+        dense = polybridge.wrap(lambda weights, x: x @ weights[0] + weights[1], src="torch", dst="tf")
+        y = dense(layer.trainable_variables, tf.ones((1, 3)))
     kernel, bias = tape.gradient(y, [v.value for v in layer.trainable_variables])
     assert kernel.numpy().tolist() == [[1.0, 1.0]] * 3 and bias.numpy().tolist() == [1.0, 1.0]
 
@@ -452,4 +456,3 @@ def test_wrap_is_a_decorator(pair, src, dst):
 
 def test_a_function_of_the_same_framework_is_returned_as_it_is(src):
     assert polybridge.wrap(src.sin, src=src.name, dst=src.name) is src.sin
-
