@@ -79,7 +79,9 @@ def test_an_alias_gives_the_backend_itself(install):
 
 
 def test_an_unknown_name_lists_the_known_ones_and_a_near_one():
-    with pytest.raises(polybridge.UnknownBackendError, match=r"'troch'.*Did you mean 'torch'.*tensorflow, .*torch, toy"):
+    with pytest.raises(
+        polybridge.UnknownBackendError, match=r"'troch'.*Did you mean 'torch'.*tensorflow, .*torch, toy"
+    ):
         polybridge.get_backend("troch")
 
 

@@ -28,7 +28,8 @@ def test_integers_and_bools_have_no_derivatives(name):
 
 
 @pytest.mark.parametrize(
-    ("shape", "text"), [((), "float32[]"), ((2, 3), "float32[2, 3]"), ((None, 3), "float32[?, 3]"), (None, "float32[...]")]
+    ("shape", "text"),
+    [((), "float32[]"), ((2, 3), "float32[2, 3]"), ((None, 3), "float32[?, 3]"), (None, "float32[...]")],
 )
 def test_a_spec_reads_as_dtype_and_shape(shape, text):
     assert str(TensorSpec(shape, "float32")) == text
