@@ -8,6 +8,7 @@ to a side that might write to it or keep it is copied until the function has sho
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,15 +73,15 @@ class Exchange:
         return move(tensor, self.source, self.dest, own)
 
     def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
-        """Take a tensor of the source out of a list, as a new object, so that only others can still hold the old one."""
+        """Take a tensor of the source out of a list as a new object: who still holds the old one can be seen."""
         tensor = tensors[position]
         tensors[position] = None
         return self.source.reference(tensor)
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
-        shares = self.copy is not False and (self.source.writes or self.dest.writes)
-        return Loan(self, guarding=shares)
+        shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
+        return Loan(self, guarding=self.copy is True or (shares and self.dest.dlpack and self.source.dlpack))
 
 
 class Loan:
@@ -91,7 +92,7 @@ class Loan:
     back untouched and unreferenced, the function is lent the caller's memory itself, and is watched.
     """
 
-    __slots__ = ("_exchange", "_guarding", "_inside", "_probes", "_spoiled", "_watching")
+    __slots__ = ("_exchange", "_guarding", "_inside", "_probes", "_residual", "_spoiled", "_watching")
 
     def __init__(self, exchange: Exchange, guarding: bool) -> None:
         """Start in mistrust where memory could be shared with somebody who writes."""
@@ -101,6 +102,7 @@ class Loan:
         self._inside = guarding and exchange.source.counts_writes
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
+        self._residual: weakref.ref[Any] | None = None
 
     def lend(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the tensors in the source's framework, None where there is none."""
@@ -137,16 +139,27 @@ class Loan:
                 self._keep(handed)
         return result
 
+    def until(self, residual: Any) -> None:
+        """Wait for the death of the first call's residual before judging whether the function has let go."""
+        if self._probes is not None and self._residual is None:
+            self._residual = weakref.ref(residual)
+
     def _keep(self, copies: Sequence[Tensor | None]) -> None:
         """Keep the copies of the first call, to see later whether the function has let go of them."""
-        if self._probes is None and not self._spoiled:
+        if self._probes is None and not self._spoiled and all(x is not None for x in copies):
             prober = self._prober
-            self._probes = [prober.reference(x) for x in copies if x is not None]
+            self._probes = [prober.reference(x) for x in copies]
 
     def _reconsider(self) -> None:
-        """Trust the function once its first copies have come back."""
-        if self._probes is not None and all(map(self._prober.owns, self._probes)):
-            self._guarding, self._probes = False, None
+        """Trust the function if its first copies have come back, and never if it keeps them."""
+        probes = self._probes  # another thread may be here too
+        if probes is None or (self._residual is not None and self._residual() is not None):
+            return
+        if all(map(self._prober.owns, probes)):
+            self._guarding = False
+        else:
+            self._spoiled = True
+        self._probes = None
 
     @property
     def _prober(self) -> Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
@@ -64,11 +65,11 @@ def wrap(
         return functools.partial(wrap, src=src, dst=dst, copy=copy, output_specs=output_specs)
     if not callable(fn):
         raise NotCallableError.got(fn)
+    if copy != "auto" and not isinstance(copy, bool):
+        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     source, dest = get_backend(src), get_backend(dst)
     if source is dest:
         return fn  # type: ignore[no-any-return]
-    if copy not in ("auto", True, False):
-        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs).function())
 
 
@@ -122,10 +123,13 @@ class _Wrapped:
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
 
-        if hasattr(self.fn, "__name__"):
-            return functools.update_wrapper(wrapped, self.fn)
-        wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
-        wrapped.__doc__ = self.fn.__doc__
+        functools.update_wrapper(wrapped, self.fn)
+        if not hasattr(self.fn, "__name__"):
+            wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
+        try:
+            inspect.signature(self.fn)
+        except ValueError:  # a builtin: whoever asks gets (*args, **kwargs) rather than this error
+            del wrapped.__wrapped__  # type: ignore[attr-defined]
         return wrapped
 
     def flatten(self, arguments: Any) -> tuple[list[Any], Structure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: torch has no public one (2.13)
@@ -95,7 +95,9 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
             yield
 
     with mode:
-        return [torch.empty(spec.shape, dtype=torch_dtype(spec.dtype)) for spec in specs], running
+        return [
+            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype)) for spec in specs
+        ], running
 
 
 def state() -> Context:
