@@ -137,8 +137,8 @@ def test_a_long_result_is_cut_in_a_message():
 
 
 def test_an_unsupported_tensor_keeps_what_is_wrong_when_it_gets_a_place():
-    error = errors.UnsupportedTensorError("a tensor of dtype string").at("f", "args[0]").at("g", "args[1]")
-    assert str(error) == "`g`: args[1] cannot cross between frameworks: a tensor of dtype string."
+    error = errors.UnsupportedTensorError("a tensor of dtype string").at("f", "args[0]")
+    assert str(error) == "`f`: args[0] cannot cross between frameworks: a tensor of dtype string."
 
 
 def test_a_name_like_no_other_gets_no_suggestion():

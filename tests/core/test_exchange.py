@@ -237,12 +237,28 @@ def test_a_function_that_keeps_its_input_is_lent_copies(facts):
     assert [copies_of_a_call(loan, kept.append, x) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_function_that_lets_go_later_is_trusted_later():
+def test_a_function_that_once_kept_its_input_is_never_trusted():
     exchange = pair(dest_writes=True)
     loan, x, kept = exchange.loan(), exchange.dest.full(1.0), []
     assert [copies_of_a_call(loan, kept.append, x) for _ in range(2)] == [1, 1]
     kept.clear()
+    assert [copies_of_a_call(loan, square, x) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("facts", [{"dest_writes": True}, WATCHED], ids=str)
+def test_while_the_residual_lives_nothing_is_judged(facts):
+    """A residual holds the inputs by right; whether anybody else does shows when it is gone."""
+    exchange = pair(**facts)
+    loan, x, residual = exchange.loan(), exchange.dest.full(1.0), [Holder()]
+    lend_and_run(loan, lambda y: setattr(residual[0], "kept", y), x)
+    loan.until(residual[0])
+    assert copies_of_a_call(loan, square, x) == 1
+    residual.clear()
     assert copies_of_a_call(loan, square, x) == 0
+
+
+class Holder:
+    """Something that holds what a function computed with."""
 
 
 def test_a_function_that_writes_is_lent_copies():
