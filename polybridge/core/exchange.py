@@ -69,7 +69,10 @@ class Exchange:
 
     def give(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the source for the caller to keep."""
-        own = (self.source.writes or self.dest.writes) if self.copy == "auto" else self.copy
+        if self.copy == "auto":
+            own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
+        else:
+            own = self.copy
         return move(tensor, self.source, self.dest, own)
 
     def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
@@ -181,7 +184,7 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
         tensor: what moves; the result shares its memory where that is possible.
         origin: the tensor's backend.
         target: the backend of the result.
-        own: whether the result must share memory with nothing else; copied unless that is proved.
+        own: whether the result must not share the tensor's memory.
 
     Raises:
         UnsupportedTensorError: the tensor has no form that can cross.
@@ -193,7 +196,7 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     if not (origin.dlpack and target.dlpack):
         _count_copy(dense, origin)
         return target.from_numpy(origin.to_numpy(dense))
-    copy = own and not copied and not origin.owns(dense)
+    copy = own and not copied
     if copy and not target.writes:
         dense = _copied(origin, dense)
     capsule = origin.to_dlpack(dense)
@@ -212,6 +215,8 @@ def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:
     Raises:
         UnsupportedTensorError: an array of strings, objects or another dtype that is not a tensor's.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedTensorError("a masked array").at(call, path)
     array = np.asarray(array)
     if array.dtype.name not in SUPPORTED:
         raise UnsupportedTensorError(f"NumPy dtype {array.dtype.name}").at(call, path)

@@ -55,19 +55,22 @@ class Registry:
         self.find()
         canonical = self.names.get(name)
         if canonical is None:
-            raise self._unknown(name)
+            raise self._unknown(name) from self.broken.get(name, (None, None))[1]
         backend = self.loaded.get(canonical)
         return self._load(canonical) if backend is None else backend
 
     def owner(self, value: Any) -> Backend | None:
-        """Return the backend that `value` is a tensor of, or None. Imports no framework."""
+        """Return the backend that `value` is a tensor of, or made of tensors of; None if there is none.
+
+        Imports no framework.
+        """
         self.find()
         for name in self._imported():
             try:
                 backend = self.get(name)
             except BackendError:  # nothing that a backend which cannot be loaded could have made
                 continue
-            if backend.is_tensor(value):
+            if backend.is_tensor(value) or backend.is_composite(value):
                 return backend
         return None
 

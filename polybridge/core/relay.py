@@ -102,8 +102,7 @@ class FunctionRelay(Relay):
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Run the function."""
         forks.check(self.call)
-        lent = self._lend(xs)
-        results: _Results = self._source.run(lambda: self._run_on_loan(lent))
+        results: _Results = self._source.run(lambda: self._run_on_loan(self._lend(xs)))
         return results.give(self.exchange)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:

@@ -53,11 +53,11 @@ class Structure:
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         """Return the tree with `tensors` as its dynamic leaves."""
         if len(self.dynamic) == len(self._leaves):
-            return optree.tree_unflatten(self.treedef, tensors)
+            return unflatten(self.treedef, tensors)
         leaves = list(self._leaves)
         for position, tensor in zip(self.dynamic, tensors, strict=True):
             leaves[position] = tensor
-        return optree.tree_unflatten(self.treedef, leaves)
+        return unflatten(self.treedef, leaves)
 
     def argument(self, number: int) -> str:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
@@ -76,6 +76,11 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
     if any(_register_dataclass(leaf) for leaf in leaves if is_leaf is None or not is_leaf(leaf)):
         return flatten(tree, is_leaf)
     return leaves, treedef
+
+
+def unflatten(treedef: Any, leaves: Sequence[Any]) -> Any:
+    """Return the tree of `leaves`."""
+    return optree.tree_unflatten(treedef, leaves)
 
 
 def path(treedef: Any, position: int, root: str) -> str:

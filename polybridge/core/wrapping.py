@@ -8,8 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
 
-import optree
-
 from polybridge.core import trees
 from polybridge.core.backend import Backend
 from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
@@ -95,11 +93,13 @@ def convert(tree: Any, to: str) -> Any:
             leaves[position] = array_to(target, leaf, "polybridge.convert", trees.path(treedef, position, "tree"))
         elif (owner := registry.owner(leaf)) is not None:
             try:
+                if owner.is_composite(leaf):
+                    raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor")
                 owner.check_detached(leaf)
                 leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)
             except UnsupportedTensorError as error:
                 raise error.at("polybridge.convert", trees.path(treedef, position, "tree")) from None
-    return optree.tree_unflatten(treedef, leaves)
+    return trees.unflatten(treedef, leaves)
 
 
 class _Wrapped:
@@ -123,7 +123,7 @@ class _Wrapped:
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
 
-        functools.update_wrapper(wrapped, self.fn)
+        functools.update_wrapper(wrapped, self.fn, updated=())
         if not hasattr(self.fn, "__name__"):
             wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
         try:

@@ -44,7 +44,7 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
 def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
     """Evaluate now and record the gradient."""
-    wanted = [i for i, x in enumerate(xs) if x is not None and x.dtype.is_floating | x.dtype.is_complex]
+    wanted = [i for i, x in enumerate(xs) if x is not None and _is_differentiable(x) and _private.is_followed([x])]
     outcome, back = relay.vjp(xs, wanted)
 
     def gradient(*cts: Tensor | None) -> list[Tensor | None]:
@@ -188,6 +188,10 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
             where = path(plan.structure.treedef, plan.structure.dynamic[i], "result") if plan.structure else "result"
             raise PromisedShapeError.differs(call, where, spec, promised)
     return outcome.leaves
+
+
+def _is_differentiable(x: Tensor) -> bool:
+    return bool(x.dtype.is_floating or x.dtype.is_complex)
 
 
 def _tf_spec(spec: TensorSpec) -> tf.TensorSpec:

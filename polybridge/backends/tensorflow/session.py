@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import optree
 import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private
@@ -42,7 +41,7 @@ def graph_function(session: Any, inputs: Any, outputs: Any) -> Callable[..., Any
         if given != expected:
             raise ArgumentError(f"`graph_function` was built for inputs like {expected}, but was called with {given}.")
         tensors = [tf.convert_to_tensor(v, t.dtype) for v, t in zip(values, fed, strict=True)]
-        return optree.tree_unflatten(returned, computation(tensors))
+        return trees.unflatten(returned, computation(tensors))
 
     return function
 

@@ -84,6 +84,10 @@ class TorchBackend(Backend):
         """Return the version counter."""
         return tensor._version
 
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Call `fn()`, outside of inference mode: its tensors do not count writes."""
+        return source.run(fn)
+
     def differentiating(self) -> bool:
         """Whether gradients are on."""
         return torch.is_grad_enabled()

@@ -86,8 +86,8 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def owns(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor, saved residual or exported capsule refers to the storage."""
-    return _uses(tensor) <= _USES_OF_ONE
+    """Whether no other tensor, saved residual or exported capsule refers to the storage, and torch allocated it."""
+    return _uses(tensor) <= _USES_OF_ONE and tensor.untyped_storage().resizable()
 
 
 def _uses(tensor: torch.Tensor) -> int:

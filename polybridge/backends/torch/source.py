@@ -19,6 +19,14 @@ from polybridge.core.specs import TensorSpec
 Tensor = torch.Tensor
 
 
+def run(fn: Callable[[], Any]) -> Any:
+    """Call `fn()` with tensors that count writes."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return fn()
+    return fn()
+
+
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
     """Evaluate `fn` with autograd on and return its outputs without history, beside the pullback."""
     with _recording():
