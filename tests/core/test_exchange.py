@@ -37,22 +37,13 @@ def test_a_move_shares_memory():
     assert (counts.crossings, counts.copies, counts.bytes_copied) == (1, 0, 0)
 
 
-def test_a_move_to_own_copies_memory_that_has_another_user():
+def test_a_move_to_own_copies():
     exchange = pair()
     x = exchange.source.full(1.0)
-    other = exchange.source.reference(x)
     with count_crossings() as counts:
         moved = move(x, exchange.source, exchange.dest, own=True)
-    assert not shares(other, moved)
+    assert not shares(x, moved)
     assert (counts.crossings, counts.copies, counts.bytes_copied) == (1, 1, BYTES)
-
-
-def test_a_move_to_own_does_not_copy_memory_that_is_proved_to_be_free():
-    exchange = pair()
-    x = exchange.source.full(1.0)
-    with count_crossings() as counts:
-        assert shares(x, move(x, exchange.source, exchange.dest, own=True))
-    assert counts.copies == 0
 
 
 @pytest.mark.parametrize("who", ["source", "dest"])
