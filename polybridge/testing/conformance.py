@@ -37,6 +37,7 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     derivatives.pullbacks_have_pullbacks,
     derivatives.unused_primals_have_no_influence,
     derivatives.one_tensor_may_be_two_primals,
+    derivatives.outputs_may_be_primals,
     derivatives.outputs_may_repeat,
     derivatives.placeholders_run,
     derivatives.native_functions_have_the_values,

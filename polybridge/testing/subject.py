@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from polybridge.core.backend import Backend, Run, Tensor
+from polybridge.core.backend import Backend, Tensor
 from polybridge.core.specs import SUPPORTED, TensorSpec, dtype
 
 Array = np.ndarray[Any, Any]
@@ -64,17 +64,13 @@ class Subject:
         """Yield each array and a tensor of it."""
         return ((array, self.backend.from_numpy(array)) for array in self.arrays())
 
-    def points(self) -> Iterator[tuple[Run, list[Tensor]]]:
-        """Yield each example's function with its primals as tensors."""
-        return ((example.run, self.given(example.primals)) for example in self.examples)
-
     def given(self, arrays: Sequence[Array]) -> list[Tensor]:
         """Return arrays as tensors."""
         return [self.backend.from_numpy(array) for array in arrays]
 
-    def values(self, tensors: Sequence[Tensor | None]) -> list[Array | None]:
-        """Return copies of what tensors hold, None for what is not there."""
-        return [None if x is None else np.array(self.backend.to_numpy(x)) for x in tensors]
+    def values(self, tensors: Sequence[Tensor]) -> list[Array]:
+        """Return copies of what tensors hold."""
+        return [np.array(self.backend.to_numpy(x)) for x in tensors]
 
 
 class LawError(AssertionError):
@@ -138,7 +134,7 @@ def tolerance(array: Array) -> float:
 
 def _finfo(kind: np.dtype[Any]) -> Any:
     """Return the limits of a floating dtype, or of the parts of a complex one."""
-    return ml_dtypes.finfo(np.zeros((), kind).real.dtype)
+    return ml_dtypes.finfo(np.zeros((), kind).real.dtype)  # type: ignore[no-untyped-call]
 
 
 _SHAPES = ((), (1,), (0,), (9,), (2, 3), (1, 3, 1), (2, 0, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +26,9 @@ def tells_its_tensors(subject: Subject) -> None:
     """`is_tensor` is true of this framework's tensors, and of nothing else."""
     for array, tensor in subject.tensors():
         require(subject.backend.is_tensor(tensor) is True, f"that a {type(tensor).__name__} is none.")
-        for other in (array, [tensor], {"x": tensor}, type(tensor)):
+        near: list[Any] = [array, [tensor], {"x": tensor}, type(tensor)]
+        for other in (*near, None, 1, 1.0, True, "text", np.float32(1), object()):
             require(subject.backend.is_tensor(other) is False, f"that {other!r} is one.")
-    for other in (None, 1, 1.0, True, "text", np.float32(1), object()):
-        require(subject.backend.is_tensor(other) is False, f"that {other!r} is one.")
 
 
 @law
@@ -43,7 +43,7 @@ def tensors_round_trip(subject: Subject) -> None:
 
 @law
 def takes_any_layout(subject: Subject) -> None:
-    """`from_numpy` takes arrays of any layout (strided, reversed, read-only, unaligned, byte-swapped) by their values."""
+    """`from_numpy` takes strided, reversed, read-only, unaligned and byte-swapped arrays by their values."""
     for array in _layouts(np.arange(12, dtype="float32").reshape(3, 4)):
         require_same(subject.backend.to_numpy(subject.backend.from_numpy(array)), array, "the tensor")
 
@@ -110,10 +110,12 @@ def dlpack_shares_memory(subject: Subject) -> None:
 @law
 def a_capsule_keeps_its_memory(subject: Subject) -> None:
     """A capsule of `to_dlpack` outlives the tensor that it was made of."""
-    for array in subject.arrays() if subject.backend.dlpack else ():
-        capsule = subject.backend.to_dlpack(subject.backend.dense(subject.backend.from_numpy(array)))
-        gc.collect()
-        require_same(subject.backend.to_numpy(subject.backend.from_dlpack(capsule)), array, "the tensor")
+    backend = subject.backend
+    arrays = list(subject.arrays()) if backend.dlpack else []
+    capsules = [backend.to_dlpack(backend.dense(backend.from_numpy(array))) for array in arrays]
+    gc.collect()
+    for array, capsule in zip(arrays, capsules, strict=True):
+        require_same(backend.to_numpy(backend.from_dlpack(capsule)), array, "the tensor")
 
 
 @law
