@@ -80,8 +80,7 @@ class LawError(AssertionError):
     def broken(cls, backend: Backend, check: Callable[..., Any], error: Exception) -> LawError:
         """Name the backend, the law and what was found."""
         statement = " ".join((check.__doc__ or "").split())
-        found = str(error) if isinstance(error, LawError) else f"{type(error).__name__}: {error}"
-        return cls(f"The backend {backend.name!r} breaks `{check.__name__}`. The law: {statement} Found: {found}")
+        return cls(f"The backend {backend.name!r} breaks `{check.__name__}`. The law: {statement} Found: {said(error)}")
 
 
 def law(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
@@ -95,6 +94,11 @@ def law(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
             raise LawError.broken(subject.backend, check, error) from error
 
     return checked
+
+
+def said(error: Exception) -> str:
+    """Return what was found: the message of a broken law, any other exception with its type."""
+    return str(error) if isinstance(error, LawError) else f"{type(error).__name__}: {error}"
 
 
 def require(condition: object, what: str) -> None:
