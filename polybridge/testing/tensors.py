@@ -67,6 +67,15 @@ def spec_tells_shape_and_dtype(subject: Subject) -> None:
 
 
 @law
+def is_differentiable_as_its_dtype(subject: Subject) -> None:
+    """`is_differentiable` is true of floating and complex tensors, and of no others."""
+    for array, tensor in subject.tensors():
+        promised = TensorSpec(array.shape, array.dtype.name)
+        found = subject.backend.is_differentiable(tensor)
+        require(found is promised.differentiable, f"{found!r} of a tensor of {promised}.")
+
+
+@law
 def dense_keeps_dense_tensors(subject: Subject) -> None:
     """`dense` returns the same values, and a row-major tensor itself."""
     for array, tensor in subject.tensors():
@@ -157,6 +166,18 @@ def version_tells_writes(subject: Subject) -> None:
 
 
 @law
+def same_compares_bytes(subject: Subject) -> None:
+    """Where `counts_writes` is set, `same` tells whether two tensors have the same bytes: nan is nan, 0 is not -0."""
+    backend = subject.backend
+    for array, tensor in subject.tensors() if backend.counts_writes else ():
+        spec = backend.spec(tensor)
+        require(backend.same(tensor, backend.from_numpy(array)) is True, f"that two equal tensors of {spec} differ.")
+        if array.size:
+            other = backend.from_numpy(_with_another_sign(array))
+            require(backend.same(tensor, other) is False, f"that two different tensors of {spec} are the same.")
+
+
+@law
 def run_returns_what_it_runs(subject: Subject) -> None:
     """`run` returns what the function returns, and raises what it raises."""
     marker = object()
@@ -213,6 +234,14 @@ def placeholders_have_their_specs(subject: Subject) -> None:
 
 class _Marked(Exception):
     """What only a law raises."""
+
+
+def _with_another_sign(array: Array) -> Array:
+    """Return the array with another sign bit in its last element."""
+    changed = array.copy()
+    last = changed.reshape(-1).view(np.uint8)[-1:]
+    last ^= 1 if array.dtype == bool else 0x80
+    return changed
 
 
 def _layouts(array: Array) -> list[Array]:

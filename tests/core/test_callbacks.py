@@ -9,7 +9,7 @@ import pytest
 from polybridge_toy.backend import ToyBackend
 
 import polybridge
-from polybridge.core.callbacks import as_caller, denormals
+from polybridge.core.callbacks import Denormals, as_caller
 
 setting = contextvars.ContextVar("setting", default="default")
 
@@ -81,5 +81,5 @@ def test_what_a_callback_raises_is_remembered(backend):
 
 
 def test_denormal_numbers_stay_what_they_are():
-    with denormals():
+    with Denormals():
         assert np.float32(1e-40) * np.float32(1) > 0
