@@ -1,0 +1,82 @@
+"""Asks what is known of an evaluation before it runs."""
+
+import pytest
+import toy
+
+import polybridge
+from polybridge import TensorSpec
+from polybridge.core import trees
+from polybridge.core.abstract import Abstract, plan
+from polybridge.core.exchange import Exchange
+from polybridge.core.relay import FunctionRelay
+from polybridge.core.trees import Structure
+from polybridge.core.wrapping import classifier
+
+VECTOR = TensorSpec((3,), "float64")
+
+
+@pytest.fixture
+def plan_of(backend):
+    """Return a function that plans an evaluation of a function of toy arrays of some specs."""
+
+    def plan_of(fn, *specs, wanted=(0,), output_specs=None):
+        _, treedef = trees.flatten(((None,) * len(specs), {}))
+        structure = Structure(treedef, [None] * len(specs), tuple(range(len(specs))))
+        relay = FunctionRelay(fn, "f", Exchange(backend, backend), structure, classifier(backend), output_specs)
+        return relay.abstract(specs, wanted)
+
+    return plan_of
+
+
+def test_a_plan_has_the_specs_of_the_results(plan_of):
+    found = plan_of(lambda x: (x.sum(), toy.array([1, 2])), VECTOR)
+    assert found.specs == [TensorSpec((), "float64"), TensorSpec((2,), "int64")]
+    assert found.differentiable == (True, False)
+
+
+def test_a_plan_has_the_structure_of_the_result(plan_of):
+    found = plan_of(lambda x: {"y": x, "n": 3}, VECTOR)
+    assert found.structure.rebuild(["leaf"]) == {"y": "leaf", "n": 3}
+
+
+def test_an_unknown_dimension_stays_unknown_where_it_has_influence(plan_of):
+    found = plan_of(lambda x: (x, x.sum(0), x.sum(1)), TensorSpec((None, 3), "float64"))
+    assert [spec.shape for spec in found.specs] == [(None, 3), (3,), (None,)]
+
+
+def test_a_plan_tells_which_inputs_have_influence(plan_of):
+    found = plan_of(lambda x, w: x * 2, VECTOR, VECTOR, wanted=(0, 1))
+    assert found.connected == (True, False)
+
+
+def test_the_plan_of_the_derivative_has_the_specs_of_the_inputs(plan_of):
+    back = plan_of(lambda x, w: x.sum() ** 2, VECTOR, VECTOR, wanted=(0, 1)).back([VECTOR, VECTOR])
+    assert back.specs == [VECTOR]
+    assert back.differentiable == (True,)
+
+
+def test_a_linear_function_has_no_second_derivative_in_the_plan(plan_of):
+    back = plan_of(lambda x: 3 * x, VECTOR).back([VECTOR])
+    assert back.connected == (False, True)
+
+
+def test_given_specs_are_taken_without_running_the_function(plan_of):
+    given = {"y": TensorSpec((None,), "float64"), "n": 3}
+    found = plan_of(pytest.fail, VECTOR, output_specs=given)
+    assert found.specs == [given["y"]]
+    assert found.structure.rebuild(["leaf"]) == {"y": "leaf", "n": 3}
+    assert found.connected is None
+
+
+def test_a_function_that_needs_values_says_how_to_give_the_specs(plan_of):
+    def picky(x):
+        raise KeyError("value")
+
+    with pytest.raises(polybridge.PromisedShapeError, match=r"float64\[3\].*KeyError: 'value'.*`output_specs=`"):
+        plan_of(picky, VECTOR)
+
+
+def test_a_plan_runs_once_where_every_dimension_is_known():
+    seen = []
+    plan(lambda specs: seen.append(specs) or Abstract([], (), None, None), [VECTOR])
+    assert seen == [[VECTOR]]

@@ -1,0 +1,153 @@
+"""Asks that the exceptions are the tree that their file draws, and that their messages say what to do."""
+
+import builtins
+import copy
+import inspect
+import pickle
+import re
+
+import pytest
+
+import polybridge
+from polybridge.core import errors
+
+ROOTS = {"PolybridgeError": Exception, "PolybridgeWarning": UserWarning}
+LINE = re.compile(r"(?P<indent>(?:\|   |    )*)(?:[|`]-- )?(?P<name>\w+)\s*(?:\((?P<builtin>\w+)\))?(?:\s{2,}.*)?$")
+
+
+def drawn() -> dict[str, tuple[str | None, str | None]]:
+    """Return for each class in the drawing its parent and the builtin beside it."""
+    tree, path = {}, []
+    for line in errors.__doc__.split("\n\n", 1)[1].splitlines():
+        if line:
+            found = LINE.match(line)
+            depth = len(found["indent"]) // 4 + ("-- " in line)
+            path[depth:] = [found["name"]]
+            tree[found["name"]] = (path[depth - 1] if depth else None, found["builtin"])
+    return tree
+
+
+TREE = drawn()
+CLASSES = {name: cls for name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, Exception)}
+
+EXAMPLES = [
+    errors.UnknownBackendError.named("troch", ["torch", "toy"], ["jxa"]),
+    errors.BackendNotInstalledError.of("torch", "torch"),
+    errors.BrokenPluginError.of("torch", "a-dist", OSError("no disk")),
+    errors.NotCallableError.got(3),
+    errors.WrongFrameworkError.argument("f", "args[0]", int, "torch"),
+    errors.UnsupportedTensorError("a tensor of dtype string"),
+    errors.UnsupportedTensorError("a tensor of dtype string").at("f", "args[0]"),
+    errors.OutputError.foreign("f", "result[1]", int, "torch"),
+    errors.OutputError.no_tensor("f", "text"),
+    errors.NotDifferentiableError("no derivative"),
+    errors.MutationError.written("f", "input 0"),
+    errors.PromisedShapeError.differs("f", "result", "float32[2]", "float32[3]"),
+    errors.PromisedShapeError.unknown("f", ["float32[2]"], ValueError("no")),
+    errors.CompilationError.in_xla("f"),
+    errors.ResidualError("gone"),
+    errors.ForkError.in_child("f", ["torch"]),
+    errors.DetachedStateWarning.naming("f", ["weight"]),
+    errors.PrecisionWarning("float64 becomes float32"),
+]
+examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+
+
+def test_the_drawing_has_every_class():
+    assert set(TREE) == set(CLASSES)
+
+
+def test_the_drawing_was_read():
+    assert TREE["UnknownBackendError"] == ("BackendError", "LookupError")
+    assert TREE["PrecisionWarning"] == ("PolybridgeWarning", None)
+    assert len(TREE) > 15
+
+
+@pytest.mark.parametrize("name", sorted(TREE))
+def test_a_class_inherits_as_it_is_drawn(name):
+    parent, builtin = TREE[name]
+    expected = [CLASSES[parent]] if parent else [ROOTS[name]]
+    if builtin and parent:
+        expected.append(getattr(builtins, builtin))
+    assert list(CLASSES[name].__bases__) == expected
+
+
+@pytest.mark.parametrize("name", sorted(TREE))
+def test_every_class_is_public(name):
+    assert getattr(polybridge, name) is CLASSES[name]
+    assert name in polybridge.__all__
+
+
+def test_every_leaf_of_the_tree_has_an_example():
+    leaves = set(TREE) - {parent for parent, _ in TREE.values()}
+    assert leaves == {type(error).__name__ for error in EXAMPLES}
+
+
+@examples
+def test_an_error_survives_pickling(error):
+    """As it has to on its way out of a worker process."""
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+@examples
+def test_an_error_survives_copying(error):
+    assert str(copy.copy(error)) == str(error)
+
+
+@pytest.mark.parametrize("name", sorted(set(TREE) - {n for n, c in CLASSES.items() if issubclass(c, Warning)}))
+def test_an_exceptions_constructor_is_exceptions_own(name):
+    """AutoGraph keeps the type of such exceptions, and of no others."""
+    assert CLASSES[name].__init__ is Exception.__init__
+
+
+@examples
+def test_a_message_is_one_sentence_or_more(error):
+    message = str(error)
+    assert len(message.splitlines()) == 1
+    assert "  " not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (EXAMPLES[0], r"'troch'\. Did you mean 'torch'\? Known names: torch, toy\. Plugins that failed to load: jxa\."),
+        (EXAMPLES[1], "`pip install torch`"),
+        (EXAMPLES[2], "'torch' of plugin a-dist failed to load: OSError: no disk"),
+        (EXAMPLES[3], r"expects a callable, got 3 of type int"),
+        (EXAMPLES[4], r'args\[0\] is a builtins.int.*`polybridge.convert\(args\[0\], "torch"\)`'),
+        (EXAMPLES[6], r"`f`: args\[0\] cannot cross between frameworks: a tensor of dtype string"),
+        (EXAMPLES[7], r"`f` wraps a torch function.* at result\[1\]\. Return torch tensors"),
+        (EXAMPLES[8], "got str: 'text'.*Return a tensor, or call it where gradients are off"),
+        (EXAMPLES[10], "`f` wrote in place to input 0.*`copy=True`"),
+        (EXAMPLES[11], r"float32\[2\] at result, but float32\[3\] was promised.*`output_specs=`|output_specs="),
+        (EXAMPLES[12], r"ValueError: no.*`output_specs=`"),
+        (EXAMPLES[13], "`jit_compile=False`"),
+        (EXAMPLES[15], '"spawn" or "forkserver"'),
+        (EXAMPLES[16], "weight.*Pass it as an argument"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_message_says_what_was_found_and_what_to_do(error, hint):
+    assert re.search(hint, str(error))
+
+
+def test_a_long_result_is_cut_in_a_message():
+    assert len(str(errors.OutputError.no_tensor("f", "x" * 10_000))) < 400
+
+
+def test_an_unsupported_tensor_keeps_what_is_wrong_when_it_gets_a_place():
+    error = errors.UnsupportedTensorError("a tensor of dtype string").at("f", "args[0]")
+    assert str(error) == "`f`: args[0] cannot cross between frameworks: a tensor of dtype string."
+
+
+def test_a_name_like_no_other_gets_no_suggestion():
+    assert "Did you mean" not in str(errors.UnknownBackendError.named("zzzzzz", ["torch"], []))
+
+
+def test_the_last_error_is_the_one_that_was_remembered(monkeypatch):
+    monkeypatch.setattr(errors, "_last", None)
+    assert polybridge.last_error() is None
+    error = ValueError("inside a graph")
+    errors.remember(error)
+    assert polybridge.last_error() is error

@@ -1,0 +1,258 @@
+"""Asks what is a leaf, where it is, and which calls can share a relay."""
+
+import dataclasses
+import math
+from collections import OrderedDict, defaultdict, namedtuple
+
+import numpy as np
+import pytest
+import toy
+
+import polybridge
+from polybridge.core import trees
+from polybridge.core.trees import Kind, Structure
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: object
+    name: str = "frozen"
+
+
+@dataclasses.dataclass
+class Counted:
+    x: object
+    made: list = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
+        self.made.append("again")
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: object
+
+
+@dataclasses.dataclass
+class Empty:
+    pass
+
+
+@pytest.fixture
+def seen():
+    """Return `call(*args)`, which sends arguments through a wrapped function and returns what reached it."""
+
+    def call(*args, **kwargs):
+        caught = []
+
+        def fn(*args, **kwargs):
+            caught.append((args, kwargs))
+            return toy.array(0.0)
+
+        from polybridge.core.exchange import Exchange
+        from polybridge.core.wrapping import _Wrapped
+
+        source = dest = polybridge.get_backend("toy")
+        _Wrapped(fn, Exchange(dest, source), None).function()(*args, **kwargs)
+        return caught[0]
+
+    return call
+
+
+def structure(*args, **kwargs) -> Structure:
+    """Return the structure of a call, in which the arrays of toy are the dynamic leaves."""
+    leaves, treedef = trees.flatten((args, kwargs))
+    dynamic = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, toy.Array))
+    return Structure(treedef, [None if i in dynamic else leaf for i, leaf in enumerate(leaves)], dynamic)
+
+
+X = toy.array(1.0)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [X, X],
+        (X, [X, (X,)]),
+        {"b": X, "a": X},
+        OrderedDict(b=X, a=X),
+        defaultdict(list, a=X),
+        Point(X, X),
+        Frozen(X),
+        Slotted(X),
+        {"deep": [Frozen((X, None)), Point(x={1: X}, y=())]},
+    ],
+    ids=lambda tree: type(tree).__name__,
+)
+def test_a_container_is_rebuilt_as_it_was(tree):
+    leaves, treedef = trees.flatten(tree)
+    assert treedef.unflatten(leaves) == tree
+    assert type(treedef.unflatten(leaves)) is type(tree)
+
+
+def test_a_dict_keeps_the_order_of_its_keys():
+    leaves, treedef = trees.flatten({"b": 1, "a": 2})
+    assert list(treedef.unflatten(leaves)) == ["b", "a"]
+
+
+def test_a_dict_may_have_keys_that_cannot_be_compared():
+    leaves, treedef = trees.flatten({"b": 1, 2: 3, None: 4})
+    assert treedef.unflatten(leaves) == {"b": 1, 2: 3, None: 4}
+
+
+def test_none_is_a_leaf():
+    assert trees.flatten([None, (None, 1)])[0] == [None, None, 1]
+
+
+def test_an_empty_container_has_no_leaves():
+    assert trees.flatten([(), {}, Empty()])[0] == []
+
+
+def test_a_dataclass_is_rebuilt_without_running_its_constructor_again():
+    counted = Counted(X)
+    leaves, treedef = trees.flatten(counted)
+    assert treedef.unflatten(leaves).made == ["again"]
+
+
+def test_a_dataclass_itself_is_not_a_container():
+    assert trees.flatten([Frozen])[0] == [Frozen]
+
+
+def test_a_dataclass_may_meet_two_threads_at_once():
+    """Both threads find it unknown, and both teach it to optree."""
+    fresh = dataclasses.make_dataclass("Fresh", ["x"])
+    assert trees._register_dataclass(fresh(1))
+    assert trees._register_dataclass(fresh(1))
+    assert trees.flatten(fresh(1))[0] == [1]
+
+
+def test_static_values_reach_the_function_unchanged(seen):
+    marker = object()
+    args, kwargs = seen(X, 1, "text", None, marker, flag=True, scale=2.5)
+    assert args[1:] == (1, "text", None, marker)
+    assert kwargs == {"flag": True, "scale": 2.5}
+
+
+def test_tensors_inside_containers_reach_the_function(seen):
+    (args, kwargs) = seen([X, {"w": X}], point=Point(X, "name"))
+    assert args[0][1]["w"].value == 1.0
+    assert kwargs["point"].y == "name"
+
+
+@pytest.mark.parametrize("static", [1, 1.0, True, 0.0, -0.0, math.inf, math.nan, 1j, "1", b"1", None, (), X.shape])
+def test_equal_static_values_share_a_relay(static):
+    assert structure(X, static).key() == structure(X, static).key()
+    assert hash(structure(X, static).key()) == hash(structure(X, static).key())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0, False),
+        (0.0, -0.0),
+        (1.0, 1 + 0j),
+        (complex(0.0, 0.0), complex(0.0, -0.0)),
+        (math.nan, math.inf),
+        ("1", b"1"),
+        ("1", 1),
+        (None, 0),
+        (None, ()),
+        ([], ()),
+    ],
+    ids=repr,
+)
+def test_different_static_values_do_not_share_a_relay(one, other):
+    assert structure(X, one).key() != structure(X, other).key()
+
+
+def test_two_objects_do_not_share_a_relay_even_if_they_are_equal():
+    """A mutable object that equals another may not equal it later."""
+    assert structure(X, {1}).key() != structure(X, {1}).key()
+
+
+def test_an_object_shares_a_relay_with_itself():
+    static = object()
+    assert structure(X, static).key() == structure(X, static).key()
+
+
+def test_a_keyword_does_not_share_a_relay_with_a_position():
+    assert structure(X).key() != structure(x=X).key()
+
+
+def test_names_in_a_dict_tell_relays_apart():
+    assert structure({"a": X}).key() != structure({"b": X}).key()
+
+
+def test_calls_without_static_values_share_a_relay():
+    assert structure(X, [X]).key() == structure(X, [X]).key()
+
+
+def test_a_tensor_does_not_share_a_relay_with_none():
+    assert structure(X).key() != structure(None).key()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (((X,), {}), "args[0]"),
+        (((1, [2, X]), {}), "args[1][1]"),
+        ((({"weights": X},), {}), "args[0]['weights']"),
+        (((Point(1, X),), {}), "args[0].y"),
+        (((Frozen(X),), {}), "args[0].x"),
+        (((), {"scale": X}), "kwargs['scale']"),
+        (((), {"config": [Frozen({"a": X})]}), "kwargs['config'][0].x['a']"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_argument_is_named_as_python_reaches_it(arguments, expected):
+    assert structure(*arguments[0], **arguments[1]).argument(0) == expected
+
+
+def test_a_result_is_named_from_its_root():
+    _, treedef = trees.flatten({"loss": X, "parts": [X, X]})
+    assert trees.path(treedef, 2, "result") == "result['parts'][1]"
+
+
+def test_the_root_itself_has_a_name():
+    assert trees.path(trees.flatten(X)[1], 0, "result") == "result"
+
+
+def classify(leaf: object) -> Kind:
+    """Return what a leaf is to a backend of `int` tensors, to which tuples are composite and sets foreign."""
+    asked = trees.kind_by_type(
+        lambda x: type(x) is frozenset, lambda x: isinstance(x, range), lambda x: isinstance(x, set)
+    )
+    return asked(leaf)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"),
+    [
+        (frozenset(), Kind.TENSOR),
+        (np.zeros(2), Kind.ARRAY),
+        (np.float32(1), Kind.ARRAY),
+        (np.bool_(True), Kind.ARRAY),
+        (range(2), Kind.COMPOSITE),
+        (set(), Kind.FOREIGN),
+        (object(), Kind.STATIC),
+        (1, Kind.STATIC),
+        (True, Kind.STATIC),
+        ("text", Kind.STATIC),
+        (None, Kind.STATIC),
+    ],
+    ids=repr,
+)
+def test_a_leaf_is_classified_by_its_type(leaf, kind):
+    assert classify(leaf) is kind
+
+
+def test_a_type_is_asked_about_once():
+    asked = []
+    classify = trees.kind_by_type(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False)
+    classify(range(1))
+    classify(range(2))
+    assert asked == [range(1)]
