@@ -132,7 +132,7 @@ def test_a_jacobian(mode, pfor):
     fn = tf.function(CUBE) if mode == "around" else CUBE
 
     def jacobian(x):
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
             y = fn(x)
         return tape.jacobian(y, x, experimental_use_pfor=pfor)
@@ -147,7 +147,7 @@ def test_a_batch_jacobian(mode, pfor):
     f = polybridge.wrap(lambda x: torch.stack([x[:, 0] * x[:, 1], x[:, 0]], 1), src="torch", dst="tf")
 
     def jacobian(x):
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:  # TensorFlow asks for it without pfor
             tape.watch(x)
             y = f(x)
         return tape.batch_jacobian(y, x, experimental_use_pfor=pfor)
