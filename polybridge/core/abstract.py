@@ -6,7 +6,7 @@ Graphs need this when they are traced. Dimensions that are not known are found b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from polybridge.core.trees import Structure
 
 Tensor = Any
 
+_RANKS = range(6)  # of an input whose rank is not known
 _SIZES = (16, 24)  # for an unknown dimension: even, distinct, and large enough for a small convolution kernel
 
 
@@ -61,7 +62,7 @@ class Abstract:
         return None if self.evaluation is None else self.evaluation.connected()
 
     def back(self, wanted: Sequence[TensorSpec]) -> Abstract:
-        """Return the plan of the derivative, whose leaves are the cotangents of the wanted inputs that are connected."""
+        """Return the plan of the derivative, whose leaves are the cotangents of the connected ones of the inputs."""
         connected = self.connected or (True,) * len(wanted)
         specs = [spec for spec, is_connected in zip(wanted, connected, strict=True) if is_connected]
         evaluation = None if self.evaluation is None else self.evaluation.back()
@@ -69,9 +70,28 @@ class Abstract:
 
 
 def plan(evaluate: Callable[[Sequence[TensorSpec]], Abstract], specs: Sequence[TensorSpec]) -> Abstract:
-    """Return the plan for inputs of `specs`, whose dimensions may be unknown but whose ranks are not."""
+    """Return the plan for inputs of `specs`, in which dimensions or ranks may be unknown."""
+    if any(spec.shape is None for spec in specs):
+        return _plan_of_unknown_rank(evaluate, specs)
     if all(spec.concrete for spec in specs):
         return evaluate(specs)
     small, large = (evaluate([spec.with_unknown(size) for spec in specs]) for size in _SIZES)
     merged = [a.merge(b) for a, b in zip(small.specs, large.specs, strict=True)]
-    return Abstract(merged, small.differentiable, small.structure, small.evaluation)
+    return replace(small, specs=merged)
+
+
+def _plan_of_unknown_rank(
+    evaluate: Callable[[Sequence[TensorSpec]], Abstract], specs: Sequence[TensorSpec]
+) -> Abstract:
+    """Return the plan at the lowest rank that the function takes, which promises dtypes and no shapes."""
+    failure: Exception | None = None
+    for rank in _RANKS:
+        guess = [TensorSpec((None,) * rank, s.dtype) if s.shape is None else s for s in specs]
+        try:
+            found = evaluate([spec.with_unknown(_SIZES[0]) for spec in guess])
+        except Exception as error:  # the function's own, at a rank that it does not take
+            failure = error
+        else:
+            return replace(found, specs=[TensorSpec(None, spec.dtype) for spec in found.specs])
+    assert failure is not None
+    raise failure

@@ -13,7 +13,7 @@ from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.specs import TensorSpec, dtype
 
 if TYPE_CHECKING:
-    from polybridge.core.relay import Outcome, Relay
+    from polybridge.core.relay import FunctionRelay, Outcome
 
 Tensor = Any
 Run = Callable[..., Sequence[Tensor]]
@@ -93,7 +93,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def wrap_as_native(self, relay: Relay) -> Callable[..., Outcome]:
+    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
         """Return a function of flat native tensors that evaluates `relay` and records its derivative natively.
 
         The function is called with one native tensor per input of the relay and returns the relay's outcome,
@@ -173,7 +173,7 @@ class Backend(ABC):
         return contextlib.nullcontext
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-        """Return tensors of these specs for runs of which only shapes and dtypes are read, and the context of such runs.
+        """Return tensors of these specs, for runs of which only shapes and dtypes are read, and their context.
 
         Here they are ones, and the function really runs.
         """
@@ -212,7 +212,8 @@ class Replayed(Pullback):
 
         inputs = [*self._primals, *self._filled(cts)]
         outputs, pullback = pullback_of(self._backend, pulled, inputs)
-        return spread(outputs, connected, count), _Selected(pullback, tuple(connected))
+        everything = tuple(range(len(inputs)))
+        return spread(outputs, connected, count), _View(pullback, tuple(connected), everything, len(inputs))
 
     def _filled(self, cts: Sequence[Tensor | None]) -> list[Tensor]:
         return [
@@ -221,38 +222,27 @@ class Replayed(Pullback):
         ]
 
 
-class _Selected(Pullback):
-    """A pullback whose function returned only the outputs at `positions`."""
+class _View(Pullback):
+    """A pullback that takes and returns longer lists than the one inside it.
 
-    def __init__(self, inner: Pullback, positions: tuple[int, ...]) -> None:
-        self._inner, self._positions = inner, positions
+    Args:
+        inner: the pullback inside.
+        take: which of the cotangents given are the inner ones.
+        place: which of the cotangents returned are the inner ones; the others are None.
+        count: how many cotangents are returned.
+    """
 
-    def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return self._inner([cts[i] for i in self._positions])
-
-    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
-        outputs, pullback = self._inner.vjp([cts[i] for i in self._positions])
-        return outputs, _Expanded(pullback, self._positions, len(cts))
-
-
-class _Expanded(Pullback):
-    """A pullback whose function took only the cotangents at `positions` of `count` after its primals."""
-
-    def __init__(self, inner: Pullback, positions: tuple[int, ...], count: int) -> None:
-        self._inner, self._positions, self._count = inner, positions, count
+    def __init__(self, inner: Pullback, take: tuple[int, ...], place: tuple[int, ...], count: int) -> None:
+        self._inner, self._take, self._place, self._count = inner, take, place, count
 
     def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return self._expand(self._inner(cts))
+        return spread(self._inner([cts[i] for i in self._take]), self._place, self._count)
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
-        outputs, pullback = self._inner.vjp(cts)
-        kept = len(outputs) - len(self._positions)
-        positions = (*range(kept), *(kept + i for i in self._positions))
-        return self._expand(outputs), _Selected(pullback, positions)
-
-    def _expand(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
-        kept = len(found) - len(self._positions)
-        return [*found[:kept], *spread(found[kept:], self._positions, self._count)]
+        outputs, pullback = self._inner.vjp([cts[i] for i in self._take])
+        place = (*self._place, *(self._count + i for i in self._take))
+        view = _View(pullback, self._place, place, self._count + len(cts))
+        return spread(outputs, self._place, self._count), view
 
 
 def pullback_of(backend: Backend, fn: Run, primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:

@@ -25,14 +25,18 @@ PolybridgeWarning (UserWarning)
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 
 class PolybridgeError(Exception):
     """Base of every exception of polybridge."""
 
     # AutoGraph re-raises an exception with its own type only if its constructor is this very object.
-    __init__ = Exception.__init__
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
 
 
 class BackendError(PolybridgeError):
@@ -99,14 +103,9 @@ class WrongFrameworkError(ArgumentError, TypeError):
 class UnsupportedTensorError(ArgumentError, TypeError):
     """A tensor that cannot cross between the two frameworks."""
 
-    def __init__(self, what: str, path: str = "a tensor", call: str = "polybridge") -> None:
-        """Keep what is wrong apart from where, since the exchange does not know where."""
-        self.what = what
-        super().__init__(f"`{call}`: {path} cannot cross between frameworks: {what}.")
-
     def at(self, call: str, path: str) -> UnsupportedTensorError:
-        """Return the same error with its place in the arguments or results."""
-        return type(self)(self.what, path, call)
+        """Return the error with its place among the arguments or results, which who raised it did not know."""
+        return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
 
 
 class OutputError(PolybridgeError, TypeError):
@@ -161,9 +160,9 @@ class PromisedShapeError(PolybridgeError, ValueError):
     def unknown(cls, call: str, specs: Iterable[object], error: BaseException) -> PromisedShapeError:
         """Say that the result's shapes could not be found while tracing, and how to give them."""
         return cls(
-            f"`{call}` is being traced into a graph, and running it on placeholders {', '.join(map(str, specs))} to find "
-            f"the shapes of its result failed with {type(error).__name__}: {error}. If the function depends on values, "
-            f"give `output_specs=` to `polybridge.wrap`."
+            f"`{call}` is being traced into a graph. To find the shapes of its result it was run on placeholders "
+            f"{', '.join(map(str, specs))}, and raised {type(error).__name__}: {error}. If the function depends on "
+            f"values, give `output_specs=` to `polybridge.wrap`."
         )
 
 
@@ -174,9 +173,9 @@ class CompilationError(PolybridgeError, RuntimeError):
     def in_xla(cls, call: str) -> CompilationError:
         """Say why XLA cannot compile the call and how to go on."""
         return cls(
-            f"`{call}` was called inside a function that XLA compiles (`jit_compile=True`): it runs in another framework, "
-            f"and XLA cannot hold a call into Python. Use `jit_compile=False` (in Keras: `compile(jit_compile=False)`) for "
-            f"the function that has the call, and keep `jit_compile=True` on the functions around it that do not."
+            f"`{call}` was called inside a function that XLA compiles (`jit_compile=True`): it runs in another "
+            f"framework, and XLA cannot hold a call into Python. Use `jit_compile=False` for the function that has "
+            f"the call (in Keras: `compile(jit_compile=False)`); other functions may keep `jit_compile=True`."
         )
 
 
@@ -216,6 +215,16 @@ class DetachedStateWarning(PolybridgeWarning):
 
 class PrecisionWarning(PolybridgeWarning):
     """A dtype that the other side narrows."""
+
+
+def warn(warning: PolybridgeWarning) -> None:
+    """Issue a warning at the line that called the wrapped function, whatever lies between."""
+    depth, level, frame = 2, 2, sys._getframe(1)  # `warn` itself is at stack level 1
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+        if frame.f_globals.get("__name__") == "polybridge.core.wrapping":
+            level = depth + 1
+    warnings.warn(warning, stacklevel=level)
 
 
 _last: BaseException | None = None

@@ -8,6 +8,7 @@ to a side that might write to it or keep it is copied until the function has sho
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,19 +69,22 @@ class Exchange:
 
     def give(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the source for the caller to keep."""
-        own = (self.source.writes or self.dest.writes) if self.copy == "auto" else self.copy
+        if self.copy == "auto":
+            own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
+        else:
+            own = self.copy
         return move(tensor, self.source, self.dest, own)
 
     def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
-        """Take a tensor of the source out of a list, as a new object, so that only others can still hold the old one."""
+        """Take a tensor of the source out of a list as a new object: who still holds the old one can be seen."""
         tensor = tensors[position]
         tensors[position] = None
         return self.source.reference(tensor)
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
-        shares = self.copy is not False and (self.source.writes or self.dest.writes)
-        return Loan(self, guarding=shares)
+        shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
+        return Loan(self, guarding=self.copy is True or (shares and self.dest.dlpack and self.source.dlpack))
 
 
 class Loan:
@@ -91,7 +95,7 @@ class Loan:
     back untouched and unreferenced, the function is lent the caller's memory itself, and is watched.
     """
 
-    __slots__ = ("_exchange", "_guarding", "_inside", "_probes", "_spoiled", "_watching")
+    __slots__ = ("_exchange", "_guarding", "_inside", "_probes", "_residual", "_spoiled", "_watching")
 
     def __init__(self, exchange: Exchange, guarding: bool) -> None:
         """Start in mistrust where memory could be shared with somebody who writes."""
@@ -101,6 +105,7 @@ class Loan:
         self._inside = guarding and exchange.source.counts_writes
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
+        self._residual: weakref.ref[Any] | None = None
 
     def lend(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the tensors in the source's framework, None where there is none."""
@@ -137,16 +142,27 @@ class Loan:
                 self._keep(handed)
         return result
 
+    def until(self, residual: Any) -> None:
+        """Wait for the death of the first call's residual before judging whether the function has let go."""
+        if self._probes is not None and self._residual is None:
+            self._residual = weakref.ref(residual)
+
     def _keep(self, copies: Sequence[Tensor | None]) -> None:
         """Keep the copies of the first call, to see later whether the function has let go of them."""
-        if self._probes is None and not self._spoiled:
+        if self._probes is None and not self._spoiled and all(x is not None for x in copies):
             prober = self._prober
-            self._probes = [prober.reference(x) for x in copies if x is not None]
+            self._probes = [prober.reference(x) for x in copies]
 
     def _reconsider(self) -> None:
-        """Trust the function once its first copies have come back."""
-        if self._probes is not None and all(map(self._prober.owns, self._probes)):
-            self._guarding, self._probes = False, None
+        """Trust the function if its first copies have come back, and never if it keeps them."""
+        probes = self._probes  # another thread may be here too
+        if probes is None or (self._residual is not None and self._residual() is not None):
+            return
+        if all(map(self._prober.owns, probes)):
+            self._guarding = False
+        else:
+            self._spoiled = True
+        self._probes = None
 
     @property
     def _prober(self) -> Backend:
@@ -168,7 +184,7 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
         tensor: what moves; the result shares its memory where that is possible.
         origin: the tensor's backend.
         target: the backend of the result.
-        own: whether the result must share memory with nothing else; copied unless that is proved.
+        own: whether the result must not share the tensor's memory.
 
     Raises:
         UnsupportedTensorError: the tensor has no form that can cross.
@@ -180,7 +196,7 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     if not (origin.dlpack and target.dlpack):
         _count_copy(dense, origin)
         return target.from_numpy(origin.to_numpy(dense))
-    copy = own and not copied and not origin.owns(dense)
+    copy = own and not copied
     if copy and not target.writes:
         dense = _copied(origin, dense)
     capsule = origin.to_dlpack(dense)
@@ -199,6 +215,8 @@ def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:
     Raises:
         UnsupportedTensorError: an array of strings, objects or another dtype that is not a tensor's.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedTensorError("a masked array").at(call, path)
     array = np.asarray(array)
     if array.dtype.name not in SUPPORTED:
         raise UnsupportedTensorError(f"NumPy dtype {array.dtype.name}").at(call, path)

@@ -14,7 +14,7 @@ import pluggy
 
 from polybridge.core import hookspecs
 from polybridge.core.backend import Backend
-from polybridge.core.errors import BackendNotInstalledError, BrokenPluginError, UnknownBackendError
+from polybridge.core.errors import BackendError, BackendNotInstalledError, BrokenPluginError, UnknownBackendError
 from polybridge.core.hookspecs import BackendPlugin
 
 
@@ -55,22 +55,28 @@ class Registry:
         self.find()
         canonical = self.names.get(name)
         if canonical is None:
-            self._raise_unknown(name)
+            raise self._unknown(name) from self.broken.get(name, (None, None))[1]
         backend = self.loaded.get(canonical)
         return self._load(canonical) if backend is None else backend
 
     def owner(self, value: Any) -> Backend | None:
-        """Return the backend that `value` is a tensor of, or None. Imports no framework."""
+        """Return the backend that `value` is a tensor of, or made of tensors of; None if there is none.
+
+        Imports no framework.
+        """
         self.find()
         for name in self._imported():
-            backend = self.get(name)
-            if backend.is_tensor(value):
+            try:
+                backend = self.get(name)
+            except BackendError:  # nothing that a backend which cannot be loaded could have made
+                continue
+            if backend.is_tensor(value) or backend.is_composite(value):
                 return backend
         return None
 
     def _imported(self) -> Iterator[str]:
         """Yield the backends whose framework is imported: no tensor of another can exist."""
-        return (name for name, plugin in list(self.plugins.items()) if plugin.module in sys.modules)
+        return (name for name, plugin in list(self.plugins.items()) if sys.modules.get(plugin.module) is not None)
 
     def _find_one(self, manager: pluggy.PluginManager, entry: importlib.metadata.EntryPoint) -> None:
         source = entry.dist.name if entry.dist is not None else entry.value
@@ -80,7 +86,8 @@ class Registry:
             manager.check_pending()
             for impl in manager.hook.polybridge_backends.get_hookimpls():
                 if id(impl) not in before:
-                    for plugin in impl.function():
+                    offered: Any = impl.function()
+                    for plugin in offered:
                         self.register(plugin)
         except Exception as error:  # one broken plugin must not take the others along
             manager.unregister(name=f"{source}:{entry.name}")
@@ -90,19 +97,22 @@ class Registry:
         plugin = self.plugins[name]
         if importlib.util.find_spec(plugin.module) is None:
             raise BackendNotInstalledError.of(name, plugin.requirement or plugin.module)
+        source = getattr(plugin.load, "__module__", "?")
         try:
             backend = plugin.load()
         except Exception as error:
-            raise BrokenPluginError.of(name, getattr(plugin.load, "__module__", "?"), error) from error
+            raise BrokenPluginError.of(name, source, error) from error
+        if not isinstance(backend, Backend):
+            raise BrokenPluginError.of(name, source, TypeError(f"load() returned {backend!r}, not a Backend instance"))
         with self._lock:  # taken after the import: a framework's import may take locks of its own
             loaded: Backend = self.loaded.setdefault(name, backend)
         return loaded
 
-    def _raise_unknown(self, name: str) -> Any:
+    def _unknown(self, name: str) -> Exception:
         if name in self.broken:
             source, error = self.broken[name]
-            raise BrokenPluginError.of(name, source, error) from error
-        raise UnknownBackendError.named(name, self.names, self.broken)
+            return BrokenPluginError.of(name, source, error)
+        return UnknownBackendError.named(name, self.names, self.broken)
 
 
 def _strangers_last(entry: importlib.metadata.EntryPoint) -> tuple[bool, str]:

@@ -11,7 +11,6 @@ residuals of the evaluation that made it: the user's function runs once, whateve
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 from polybridge.core import forks
 from polybridge.core.abstract import Abstract, Evaluation, plan
 from polybridge.core.backend import Pullback, pullback_of, spread
-from polybridge.core.errors import DetachedStateWarning, OutputError, PromisedShapeError, UnsupportedTensorError
+from polybridge.core.errors import DetachedStateWarning, OutputError, PromisedShapeError, UnsupportedTensorError, warn
 from polybridge.core.exchange import Exchange, Loan, array_to
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import Classify, Kind, Structure, flatten, path
@@ -103,15 +102,14 @@ class FunctionRelay(Relay):
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Run the function."""
         forks.check(self.call)
-        lent = self._lend(xs)
-        results: _Results = self._source.run(lambda: self._loan.run(self._run, lent, self.call))
+        results: _Results = self._source.run(lambda: self._run_on_loan(self._lend(xs)))
         return results.give(self.exchange)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the function under the source's reverse mode."""
         forks.check(self.call)
         lent = self._lend(xs)
-        results, outputs, pullback = self._evaluate(lent, wanted)
+        results, outputs, pullback = self._evaluate(lent, wanted, self._run_on_loan)
         if not self.told:
             self._tell(pullback)
         if wanted and not results.tensors:
@@ -121,9 +119,9 @@ class FunctionRelay(Relay):
         outcome = results.give(self.exchange)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        return outcome, PullbackRelay(
-            self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count
-        )
+        back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count)
+        self._loan.until(back)
+        return outcome, back
 
     def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
         """Return the plan of an evaluation, as the user gave it or by running the function on placeholders.
@@ -135,31 +133,33 @@ class FunctionRelay(Relay):
             return self._given_plan()
         try:
             return plan(lambda concrete: self._evaluate_abstractly(concrete, wanted), specs)
+        except PromisedShapeError:  # of a function of another framework inside this one
+            raise
         except Exception as error:
             raise PromisedShapeError.unknown(self.call, specs, error) from error
 
     def _evaluate_abstractly(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
         placeholders, running = self._source.placeholders(specs)
         with running():
-            results, outputs, pullback = self._evaluate(placeholders, wanted, loan=False)
+            results, outputs, pullback = self._evaluate(placeholders, wanted, self._run_on_copies)
             tensors = results.with_outputs(outputs).tensors
             found = [self._source.spec(x) for x in tensors]
         return Abstract(found, results.differentiable, results.structure, Evaluation(pullback, list(outputs), running))
 
     def _given_plan(self) -> Abstract:
-        leaves, treedef = flatten(self._output_specs)
-        dynamic = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec))
+        leaves, treedef = flatten(self._output_specs, is_leaf=_is_spec)
+        dynamic = tuple(i for i, leaf in enumerate(leaves) if _is_spec(leaf))
         specs = [leaves[i] for i in dynamic]
-        rest = [None if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]
+        rest = [None if _is_spec(leaf) else leaf for leaf in leaves]
         return Abstract(specs, tuple(s.differentiable for s in specs), Structure(treedef, rest, dynamic), None)
 
     def _lend(self, xs: Sequence[Tensor | None]) -> list[Tensor]:
         try:
             return self._loan.lend(xs)
         except UnsupportedTensorError as error:
-            raise self._located(xs, error) from None
+            raise self.located(xs, error) from None
 
-    def _located(self, xs: Sequence[Tensor | None], error: UnsupportedTensorError) -> UnsupportedTensorError:
+    def located(self, xs: Sequence[Tensor | None], error: UnsupportedTensorError) -> UnsupportedTensorError:
         """Find the input that cannot cross and name it."""
         for number, x in enumerate(xs):
             try:
@@ -169,7 +169,7 @@ class FunctionRelay(Relay):
         return error.at(self.call, "an argument")
 
     def _evaluate(
-        self, inputs: Sequence[Tensor], wanted: Sequence[int], loan: bool = True
+        self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Callable[[Sequence[Tensor]], _Results]
     ) -> tuple[_Results, Sequence[Tensor], Pullback]:
         """Evaluate under the source's vjp with the wanted inputs as primals and the others held fixed."""
         kept: list[_Results] = []
@@ -178,13 +178,21 @@ class FunctionRelay(Relay):
             merged = list(inputs)
             for position, value in zip(wanted, primals, strict=True):
                 merged[position] = value
-            results = self._loan.run(self._run, merged, self.call) if loan else self._run(merged)
+            results = run(merged)
             if not kept:
                 kept.append(results.without_outputs())
             return results.outputs()
 
         outputs, pullback = pullback_of(self._source, primal, [inputs[i] for i in wanted])
         return kept.pop(), outputs, pullback
+
+    def _run_on_loan(self, inputs: Sequence[Tensor]) -> _Results:
+        results: _Results = self._loan.run(self._run, inputs, self.call)
+        return results
+
+    def _run_on_copies(self, inputs: Sequence[Tensor]) -> _Results:
+        copy = self._source.copy
+        return self._run([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
     def _run(self, inputs: Sequence[Tensor]) -> _Results:
         args, kwargs = self._structure.rebuild(inputs)
@@ -229,7 +237,7 @@ class FunctionRelay(Relay):
         self.told = True
         names = pullback.closed_over(self.fn)
         if names:
-            warnings.warn(DetachedStateWarning.naming(self.call, names), stacklevel=2)
+            warn(DetachedStateWarning.naming(self.call, names))
 
 
 class PullbackRelay(Relay):
@@ -316,6 +324,10 @@ class _Results:
     def give(self, exchange: Exchange) -> Outcome:
         """Hand the tensors over to the caller."""
         return Outcome(_given(exchange, self.tensors), self.structure, self.differentiable)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, TensorSpec)
 
 
 def _given(exchange: Exchange, tensors: list[Tensor | None]) -> list[Tensor | None]:

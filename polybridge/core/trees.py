@@ -6,7 +6,8 @@ Everything is flattened once at the edge and rebuilt once at the edge; in betwee
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -52,11 +53,11 @@ class Structure:
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         """Return the tree with `tensors` as its dynamic leaves."""
         if len(self.dynamic) == len(self._leaves):
-            return optree.tree_unflatten(self.treedef, tensors)
+            return unflatten(self.treedef, tensors)
         leaves = list(self._leaves)
         for position, tensor in zip(self.dynamic, tensors, strict=True):
             leaves[position] = tensor
-        return optree.tree_unflatten(self.treedef, leaves)
+        return unflatten(self.treedef, leaves)
 
     def argument(self, number: int) -> str:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
@@ -69,12 +70,17 @@ class Structure:
         return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, None included, and its treedef; dataclass instances count as containers."""
-    leaves, treedef = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
-    if any(_register_dataclass(leaf) for leaf in leaves):
-        return flatten(tree)
+    leaves, treedef = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE)
+    if any(_register_dataclass(leaf) for leaf in leaves if is_leaf is None or not is_leaf(leaf)):
+        return flatten(tree, is_leaf)
     return leaves, treedef
+
+
+def unflatten(treedef: Any, leaves: Sequence[Any]) -> Any:
+    """Return the tree of `leaves`."""
+    return optree.tree_unflatten(treedef, leaves)
 
 
 def path(treedef: Any, position: int, root: str) -> str:
@@ -86,6 +92,10 @@ def argument_path(treedef: Any, position: int) -> str:
     """Return where a leaf of `(args, kwargs)` is, as `args[0]` or `kwargs['scale']`."""
     text = path(treedef, position, "")
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
+
+
+_registering = threading.Lock()
+_registered: set[type] = set()  # dataclasses that optree knows
 
 
 def kind_by_type(
@@ -114,23 +124,27 @@ def kind_by_type(
 
 def _register_dataclass(leaf: Any) -> bool:
     """Teach optree the dataclass that `leaf` is an instance of; return whether it is one."""
-    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
-        return False
     cls = type(leaf)
+    if cls is type or not dataclasses.is_dataclass(leaf):
+        return False
     names = tuple(field.name for field in dataclasses.fields(leaf))
 
     def to_children(instance: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
         return tuple(getattr(instance, name) for name in names), None, names
 
-    def from_children(_: None, children: Sequence[Any]) -> Any:
+    def from_children(_: Any, children: Iterable[Any]) -> Any:
         instance = object.__new__(cls)  # as copy.copy does: no second __post_init__, frozen classes too
         for name, child in zip(names, children, strict=True):
             object.__setattr__(instance, name, child)
         return instance
 
-    optree.register_pytree_node(
-        cls, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
-    )
+    registered: Any = cls  # optree's types ask for a collection, which a dataclass need not be
+    with _registering:
+        if cls not in _registered:
+            optree.register_pytree_node(
+                registered, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+            )
+            _registered.add(cls)
     return True
 
 

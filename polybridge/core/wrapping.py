@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
-
-import optree
 
 from polybridge.core import trees
 from polybridge.core.backend import Backend
@@ -64,11 +63,11 @@ def wrap(
         return functools.partial(wrap, src=src, dst=dst, copy=copy, output_specs=output_specs)
     if not callable(fn):
         raise NotCallableError.got(fn)
+    if copy != "auto" and not isinstance(copy, bool):
+        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     source, dest = get_backend(src), get_backend(dst)
     if source is dest:
         return fn  # type: ignore[no-any-return]
-    if copy not in ("auto", True, False):
-        raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs).function())
 
 
@@ -94,11 +93,13 @@ def convert(tree: Any, to: str) -> Any:
             leaves[position] = array_to(target, leaf, "polybridge.convert", trees.path(treedef, position, "tree"))
         elif (owner := registry.owner(leaf)) is not None:
             try:
+                if owner.is_composite(leaf):
+                    raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor")
                 owner.check_detached(leaf)
                 leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)
             except UnsupportedTensorError as error:
                 raise error.at("polybridge.convert", trees.path(treedef, position, "tree")) from None
-    return optree.tree_unflatten(treedef, leaves)
+    return trees.unflatten(treedef, leaves)
 
 
 class _Wrapped:
@@ -122,10 +123,13 @@ class _Wrapped:
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
 
-        if hasattr(self.fn, "__name__"):
-            return functools.update_wrapper(wrapped, self.fn)
-        wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
-        wrapped.__doc__ = self.fn.__doc__
+        functools.update_wrapper(wrapped, self.fn, updated=())
+        if not hasattr(self.fn, "__name__"):
+            wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
+        try:
+            inspect.signature(self.fn)
+        except ValueError:  # a builtin: whoever asks gets (*args, **kwargs) rather than this error
+            del wrapped.__wrapped__  # type: ignore[attr-defined]
         return wrapped
 
     def flatten(self, arguments: Any) -> tuple[list[Any], Structure]:

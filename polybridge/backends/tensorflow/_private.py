@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,15 +36,6 @@ def in_xla_context() -> bool:
 def has_started() -> bool:
     """Whether the eager runtime, and with it its thread pools, exists."""
     return context.context()._context_handle is not None
-
-
-def on_this_thread() -> contextlib.AbstractContextManager[Any]:
-    """Run `tf.function`s on the calling thread alone.
-
-    Inside a Python callback of a running graph the inter-op pool may be full of callbacks that wait for it.
-    """
-    manager: contextlib.AbstractContextManager[Any] = context.function_executor_type("SINGLE_THREADED_EXECUTOR")
-    return manager
 
 
 def not_for_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private, convert, native, source
-from polybridge.core.backend import Backend, Pullback
+from polybridge.backends.tensorflow import _private, convert, native, session, source
+from polybridge.core.backend import Backend, Context, Pullback
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
@@ -44,7 +45,7 @@ class TensorFlowBackend(Backend):
         """Evaluate under a tape."""
         return source.vjp(fn, primals)
 
-    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:  # type: ignore[override]
+    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
         """Return a function with a custom gradient."""
         return native.wrap_as_native(relay)
 
@@ -72,6 +73,15 @@ class TensorFlowBackend(Backend):
         """Call `fn()` eagerly."""
         return source.run(fn)
 
+    def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
+        """Return eager ones, also while a graph is being built around the call."""
+        with tf.init_scope():
+            return super().placeholders(specs)
+
     def started(self) -> bool:
         """Whether the eager runtime exists."""
         return _private.has_started()
+
+    def graph_function(self, session_: Any, inputs: Any, outputs: Any) -> Callable[..., Any]:
+        """Return a TensorFlow 1 graph as an eager function; offered to users as `polybridge.tf1.graph_function`."""
+        return session.graph_function(session_, inputs, outputs)

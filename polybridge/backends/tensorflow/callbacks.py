@@ -23,6 +23,9 @@ from polybridge.core.relay import Relay
 
 _thread = threading.local()
 _numbers = itertools.count(1)
+_eager_lock = threading.Lock()
+_eager_threads = 0
+_eager_before = False
 _residuals: dict[int, Relay] = {}
 
 
@@ -45,10 +48,33 @@ def call(fn: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], specs: S
             return fn(*args)
 
     results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
-    results = results if isinstance(results, (list, tuple)) else [results]
+    if not specs:  # then it is an operation, which the graph runs for its effect
+        return []
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
+
+
+@contextlib.contextmanager
+def functions_run_eagerly() -> Iterator[None]:
+    """Run `tf.function`s as plain Python for as long as any thread is here.
+
+    A graph that is called in a callback waits for a thread of the pool in which the callbacks themselves run, and hangs
+    when they fill it. TensorFlow's switch is one for the whole process, hence the count.
+    """
+    global _eager_threads, _eager_before
+    with _eager_lock:
+        if not _eager_threads:
+            _eager_before = tf.config.functions_run_eagerly()
+        _eager_threads += 1
+        tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        with _eager_lock:
+            _eager_threads -= 1
+            if not _eager_threads:
+                tf.config.run_functions_eagerly(_eager_before)
 
 
 def keep(back: Relay) -> tf.Tensor:
@@ -74,7 +100,7 @@ def kept(token: tf.Tensor) -> Relay:
     return back
 
 
-class _Buffer(np.ndarray):  # type: ignore[type-arg]
+class _Buffer(np.ndarray):
     """A plain array that can carry a finalizer."""
 
 

@@ -12,7 +12,7 @@ from polybridge.backends.tensorflow import _private, callbacks, convert
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
 from polybridge.core.callbacks import as_caller
-from polybridge.core.errors import CompilationError, PromisedShapeError
+from polybridge.core.errors import CompilationError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import path
@@ -25,7 +25,10 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     plans: dict[tuple[TensorSpec, ...], Abstract] = {}
 
     def native(*xs: Any) -> Outcome:
-        tensors = [convert.dense(x) for x in xs]
+        try:
+            tensors = [convert.dense(x) for x in xs]
+        except UnsupportedTensorError as error:
+            raise relay.located(xs, error) from None
         if not tf.executing_eagerly():
             return _in_graph(relay, tensors, plans)
         if not relay.exchange.source.differentiating():
@@ -41,7 +44,7 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
 def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
     """Evaluate now and record the gradient."""
-    wanted = [i for i, x in enumerate(xs) if x is not None and x.dtype.is_floating | x.dtype.is_complex]
+    wanted = [i for i, x in enumerate(xs) if x is not None and _is_differentiable(x) and _private.is_followed([x])]
     outcome, back = relay.vjp(xs, wanted)
 
     def gradient(*cts: Tensor | None) -> list[Tensor | None]:
@@ -132,7 +135,7 @@ class _Pull:
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
             given, taken = values[: len(primals)], spread(values[len(primals) :], present, len(cts))
-            return self.caller(self._evaluate, token, given, taken, connected)  # type: ignore[no-any-return]
+            return self.caller(self._evaluate, token, given, taken, connected)
 
         def record(token: Tensor, *inputs: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
             back = self.plan.back([convert.spec(x) for x in primals])
@@ -184,7 +187,11 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
         if not promised.admits(spec):
             where = path(plan.structure.treedef, plan.structure.dynamic[i], "result") if plan.structure else "result"
             raise PromisedShapeError.differs(call, where, spec, promised)
-    return outcome.leaves  # type: ignore[return-value]
+    return outcome.leaves
+
+
+def _is_differentiable(x: Tensor) -> bool:
+    return bool(x.dtype.is_floating or x.dtype.is_complex)
 
 
 def _tf_spec(spec: TensorSpec) -> tf.TensorSpec:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private, callbacks
+from polybridge.backends.tensorflow import callbacks
 from polybridge.core.backend import Pullback
 
 Tensor = Any
@@ -59,7 +59,7 @@ class TapePullback(Pullback):
 
     def closed_over(self, fn: Callable[..., Any]) -> list[str]:
         """Name the trainable variables that the tape saw."""
-        return [getattr(v, "path", v.name) for v in self._tape.watched_variables()]
+        return [v.name.removesuffix(":0") for v in self._tape.watched_variables()]
 
     def _gradients(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         pairs = [(y, ct) for y, ct in zip(self._outputs, cts, strict=True) if y is not None and ct is not None]
@@ -88,7 +88,7 @@ def _dense(gradient: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def _executing() -> Iterator[None]:
-    """Run eagerly, and inside a callback of a running graph without its thread pool."""
+    """Run eagerly; inside a callback of a running graph every `tf.function` too."""
     if tf.executing_eagerly() and not callbacks.inside():
         yield
         return
@@ -96,7 +96,7 @@ def _executing() -> Iterator[None]:
         if not tf.executing_eagerly():
             stack.enter_context(tf.init_scope())
         if callbacks.inside():
-            stack.enter_context(_private.on_this_thread())
+            stack.enter_context(callbacks.functions_run_eagerly())
         yield
 
 

@@ -11,7 +11,7 @@ import torch
 from polybridge.backends.torch import convert, native, source
 from polybridge.core.backend import Backend, Context, Pullback
 from polybridge.core.errors import UnsupportedTensorError
-from polybridge.core.relay import Outcome, Relay
+from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
@@ -42,7 +42,7 @@ class TorchBackend(Backend):
         """Evaluate under autograd."""
         return source.vjp(fn, primals)
 
-    def wrap_as_native(self, relay: Relay) -> Callable[..., Outcome]:
+    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
         """Return an autograd function."""
         return native.wrap_as_native(relay)
 
@@ -83,6 +83,10 @@ class TorchBackend(Backend):
     def version(self, tensor: Tensor) -> int:
         """Return the version counter."""
         return tensor._version
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Call `fn()`, outside of inference mode: its tensors do not count writes."""
+        return source.run(fn)
 
     def differentiating(self) -> bool:
         """Whether gradients are on."""

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
 from torch.utils.dlpack import from_dlpack as from_dlpack  # re-exported: a capsule in, a tensor out
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
@@ -47,8 +48,10 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise UnsupportedTensorError(f"a tensor of layout {'nested' if tensor.is_nested else tensor.layout}")
-    if tensor.is_meta:
-        raise UnsupportedTensorError("a meta tensor, which has no values")
+    if tensor.is_meta or type(tensor) is FakeTensor:
+        raise UnsupportedTensorError(
+            f"a {'fake' if type(tensor) is FakeTensor else 'meta'} tensor, which has no values"
+        )
     dtype_name(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -83,8 +86,8 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def owns(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor, saved residual or exported capsule refers to the storage."""
-    return _uses(tensor) <= _USES_OF_ONE
+    """Whether no other tensor, saved residual or exported capsule refers to the storage, and torch allocated it."""
+    return _uses(tensor) <= _USES_OF_ONE and tensor.untyped_storage().resizable()
 
 
 def _uses(tensor: torch.Tensor) -> int:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
-from polybridge.core.relay import Outcome, Relay
+from polybridge.backends.torch import convert
+from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
 
 
-def wrap_as_native(relay: Relay) -> Callable[..., Outcome]:
+def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
-    looked = False
 
     def native(*xs: Tensor | None) -> Outcome:
-        nonlocal looked
+        if any(type(x) is FakeTensor for x in xs):
+            return _abstract(relay, xs)
         grad = torch.is_grad_enabled()
         if grad and any(x is not None and x.requires_grad for x in xs):
             return crossing(relay, xs)
-        if grad and not looked:  # one differentiated run, to see whether weights that the function holds are lost
-            looked = True
+        if grad and not relay.told:  # one differentiated run, to see whether weights that the function holds are lost
             return relay.vjp(xs, ())[0]
         return relay(xs)
 
@@ -88,3 +89,19 @@ class _Crossing(torch.autograd.Function):
         for position, gradient in zip(ctx.wanted, outcome.leaves, strict=True):
             gradients[1 + position] = gradient
         return tuple(gradients)
+
+
+def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
+    """Evaluate at fake tensors: the results have the right specs, and depend on what they depend on."""
+    tensors = [x for x in xs if x is not None]
+    with unset_fake_temporarily():
+        specs = [convert.spec(x) for x in tensors]
+        wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
+        plan = relay.abstract(specs, wanted)
+        connected = plan.connected or (True,) * len(wanted)
+    influence = [tensors[i].abs().sum().exp() for i, c in zip(wanted, connected, strict=True) if c]
+    leaves: list[Tensor | None] = []
+    for spec in plan.specs:
+        y = torch.empty(cast(tuple[int, ...], spec.shape), dtype=convert.torch_dtype(spec.dtype))
+        leaves.append(sum((i.to(y.dtype) for i in influence), start=y) if spec.differentiable else y)
+    return Outcome(leaves, plan.structure, plan.differentiable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: torch has no public one (2.13)
@@ -17,6 +17,14 @@ from polybridge.core.errors import MutationError
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
+
+
+def run(fn: Callable[[], Any]) -> Any:
+    """Call `fn()` with tensors that count writes."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return fn()
+    return fn()
 
 
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
@@ -95,7 +103,9 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
             yield
 
     with mode:
-        return [torch.empty(spec.shape, dtype=torch_dtype(spec.dtype)) for spec in specs], running
+        return [
+            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype)) for spec in specs
+        ], running
 
 
 def state() -> Context:

@@ -1,0 +1,1 @@
+"""Other libraries' interfaces, so that their users change one import."""

@@ -1,0 +1,1 @@
+"""The grid of pairs, modes and orders that polybridge promises."""
