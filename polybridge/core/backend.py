@@ -115,6 +115,14 @@ class Backend(ABC):
         array = self.to_numpy(tensor)
         return TensorSpec(array.shape, array.dtype.name)
 
+    def is_differentiable(self, tensor: Tensor) -> bool:
+        """Whether the tensor is floating or complex.
+
+        Raises:
+            UnsupportedTensorError: a dtype that no other framework holds.
+        """
+        return self.spec(tensor).differentiable
+
     def dense(self, tensor: Tensor) -> Tensor:
         """Return a row-major tensor of the same values, the same object where it is one already.
 
@@ -152,6 +160,10 @@ class Backend(ABC):
 
     def version(self, tensor: Tensor) -> int:
         """Return a number that every write to the tensor's memory changes; asked where `counts_writes`."""
+        raise NotImplementedError
+
+    def same(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two tensors of one spec have the same bytes; asked where `counts_writes`."""
         raise NotImplementedError
 
     # Running. What a call needs around it.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import ctypes
 import ctypes.util
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from polybridge.core.backend import Backend
@@ -23,7 +23,7 @@ def as_caller(backend: Backend) -> Callable[..., Any]:
 
     def call(fn: Callable[..., Any], *args: Any) -> Any:
         try:
-            with denormals(), state():
+            with Denormals(), state():
                 return context.copy().run(fn, *args)
         except BaseException as error:
             remember(error)
@@ -32,30 +32,31 @@ def as_caller(backend: Backend) -> Callable[..., Any]:
     return call
 
 
-@contextlib.contextmanager
-def denormals() -> Iterator[None]:
+class Denormals:
     """Compute with denormal numbers: TensorFlow's and XLA's threads flush them to zero, for whatever runs there."""
-    if _fegetenv is None or _fesetenv is None:
-        yield
-        return
-    saved = ctypes.create_string_buffer(_FENV_BYTES)
-    _fegetenv(saved)
-    _fesetenv(_FE_DFL_ENV)
+
+    __slots__ = ("_saved",)
+
+    def __enter__(self) -> None:
+        if _fenv is not None:
+            self._saved = _Environment()
+            _fenv.fegetenv(self._saved)
+            _fenv.fesetenv(_FE_DFL_ENV)
+
+    def __exit__(self, *_: object) -> None:
+        if _fenv is not None:
+            _fenv.fesetenv(self._saved)
+
+
+def _floating_point_environment() -> Any:
+    """Return the C library with fegetenv and fesetenv, where FE_DFL_ENV is known to be -1: glibc and musl."""
     try:
-        yield
-    finally:
-        _fesetenv(saved)
+        library = ctypes.CDLL(ctypes.util.find_library("m")) if sys.platform == "linux" else None
+        return library if hasattr(library, "fegetenv") and hasattr(library, "fesetenv") else None
+    except OSError:
+        return None
 
 
-def _floating_point_environment() -> tuple[Any, Any]:
-    """Find C's fegetenv and fesetenv where FE_DFL_ENV is known to be the constant -1 (glibc and musl)."""
-    try:
-        library = ctypes.CDLL(ctypes.util.find_library("m"))
-        return (library.fegetenv, library.fesetenv) if ctypes.util.find_library("c") else (None, None)
-    except (OSError, AttributeError, TypeError):
-        return None, None
-
-
-_FENV_BYTES = 128  # 32 on x86-64, 8 on arm64
+_Environment = ctypes.c_char * 128  # bytes; 32 are used on x86-64, 8 on arm64
 _FE_DFL_ENV = ctypes.c_void_p(-1)
-_fegetenv, _fesetenv = _floating_point_environment()
+_fenv = _floating_point_environment()

@@ -211,10 +211,10 @@ class FunctionRelay(Relay):
             tensors.append(leaf)
             leaves[position] = None
         try:
-            specs = [source.spec(x) for x in tensors]
+            differentiable = tuple(map(source.is_differentiable, tensors))
         except UnsupportedTensorError:
             raise self._unsupported(tensors, treedef, dynamic) from None
-        return _Results(tensors, tuple(s.differentiable for s in specs), Structure(treedef, leaves, tuple(dynamic)))
+        return _Results(tensors, differentiable, Structure(treedef, leaves, tuple(dynamic)))
 
     def _converted(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Tensor:
         where = path(treedef, position, "result")

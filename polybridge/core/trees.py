@@ -73,8 +73,9 @@ class Structure:
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, None included, and its treedef; dataclass instances count as containers."""
     leaves, treedef = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE)
-    if any(_register_dataclass(leaf) for leaf in leaves if is_leaf is None or not is_leaf(leaf)):
-        return flatten(tree, is_leaf)
+    for leaf in leaves:
+        if type(leaf) not in _no_dataclasses and not (is_leaf and is_leaf(leaf)) and _register_dataclass(leaf):
+            return flatten(tree, is_leaf)
     return leaves, treedef
 
 
@@ -96,6 +97,7 @@ def argument_path(treedef: Any, position: int) -> str:
 
 _registering = threading.Lock()
 _registered: set[type] = set()  # dataclasses that optree knows
+_no_dataclasses: set[type] = set()  # types of leaves that have been asked
 
 
 def kind_by_type(
@@ -125,7 +127,8 @@ def kind_by_type(
 def _register_dataclass(leaf: Any) -> bool:
     """Teach optree the dataclass that `leaf` is an instance of; return whether it is one."""
     cls = type(leaf)
-    if cls is type or not dataclasses.is_dataclass(leaf):
+    if isinstance(leaf, type) or not dataclasses.is_dataclass(leaf):
+        _no_dataclasses.add(cls)
         return False
     names = tuple(field.name for field in dataclasses.fields(leaf))
 

@@ -57,6 +57,10 @@ class TensorFlowBackend(Backend):
         """Return shape and dtype."""
         return convert.spec(tensor)
 
+    def is_differentiable(self, tensor: Any) -> bool:
+        """Whether it is floating or complex."""
+        return convert.is_differentiable(tensor)
+
     def dense(self, tensor: Any) -> Tensor:
         """Return a tensor, of a variable its value."""
         return convert.dense(tensor)

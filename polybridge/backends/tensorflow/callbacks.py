@@ -91,7 +91,7 @@ def keep(back: Relay) -> tf.Tensor:
 
 def kept(token: tf.Tensor) -> Relay:
     """Return the residual of a token."""
-    back = _residuals.get(int(token[0]))
+    back = _residuals.get(int(token.numpy()[0]))
     if back is None:
         raise ResidualError(
             "A gradient was asked for of a wrapped function whose forward is gone: the graph copied polybridge's token "

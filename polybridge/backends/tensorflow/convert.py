@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from polybridge.core.errors import UnsupportedTensorError
-from polybridge.core.specs import SUPPORTED, TensorSpec
+from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
 
 ALIGNMENT = 64  # bytes; Eigen's EIGEN_MAX_ALIGN_BYTES in TensorFlow's builds: a CHECK aborts on less
 
@@ -39,10 +39,20 @@ def dtype_name(tensor: Any) -> str:
     Raises:
         UnsupportedTensorError: strings, resources, variants, float8 and quantised dtypes.
     """
-    name: str = tf.as_dtype(tensor.dtype).name
+    dtype = tensor.dtype
+    name: str = dtype.name if isinstance(dtype, tf.DType) else tf.as_dtype(dtype).name  # Keras variables have strings
     if name not in SUPPORTED:
         raise UnsupportedTensorError(f"a tensor of dtype {name}")
     return name
+
+
+def is_differentiable(tensor: Any) -> bool:
+    """Whether it is floating or complex.
+
+    Raises:
+        UnsupportedTensorError: as `dtype_name`.
+    """
+    return dtype_name(tensor) in DIFFERENTIABLE
 
 
 def dense(tensor: Any) -> tf.Tensor:

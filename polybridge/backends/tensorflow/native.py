@@ -44,30 +44,37 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
 def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
     """Evaluate now and record the gradient."""
-    wanted = [i for i, x in enumerate(xs) if x is not None and _is_differentiable(x) and _private.is_followed([x])]
+    present = [x for x in xs if x is not None]
+    wanted = [i for i, x in enumerate(xs) if x is not None and _is_wanted(x)]
     outcome, back = relay.vjp(xs, wanted)
+    primals = [xs[i] for i in wanted]
 
     def gradient(*cts: Tensor | None) -> list[Tensor | None]:
-        filled = iter(cts)
-        taken = [None if y is None else next(filled) for y in outcome.leaves]
-        inputs = [xs[i] for i in wanted]
-        inputs += [ct for ct, differentiable in zip(taken, outcome.differentiable, strict=True) if differentiable]
-        gradients = spread(_pulled(back, inputs, len(wanted)), wanted, len(xs))
+        given = dict(zip(recorded, cts, strict=True))
+        taken = [given.get(i) for i, differentiable in enumerate(outcome.differentiable) if differentiable]
+        if any(ct is not None and tf.is_symbolic_tensor(ct) for ct in taken):  # in the graph of `tape.jacobian`
+            found = _pulled_in_graph(back, primals, taken, outcome)
+        elif _private.is_followed([x for x in (*primals, *taken) if x is not None]):
+            found = _eager(back, [*primals, *taken]).leaves
+        else:
+            found = back([*primals, *taken]).leaves
+        gradients = spread(found, wanted, len(xs))
         return [g for g, x in zip(gradients, xs, strict=True) if x is not None]
 
-    present = [y for y in outcome.leaves if y is not None]
-    recorded = iter(_recorded([x for x in xs if x is not None], present, gradient))
-    return outcome.with_leaves([None if y is None else next(recorded) for y in outcome.leaves])
+    recorded = [i for i, y in enumerate(outcome.leaves) if y is not None]
+    _private.record([outcome.leaves[i] for i in recorded], present, gradient)
+    return outcome
 
 
-def _pulled(back: Relay, inputs: Sequence[Tensor | None], primals: int) -> Sequence[Tensor | None]:
-    """Evaluate a pullback where its cotangents are: now, or in a graph such as that of `tape.jacobian`."""
-    present = [x for x in inputs if x is not None]
-    if any(map(tf.is_symbolic_tensor, present)):
-        plan = Abstract([], (True,) * (len(inputs) - primals), None, None)
-        pull = _Pull(lambda _: back, as_caller(back.exchange.source), back.call, plan, ())
-        return pull(tf.constant([0], tf.int64), inputs[:primals], inputs[primals:])
-    return (_eager(back, inputs) if _private.is_followed(present) else back(inputs)).leaves
+def _pulled_in_graph(
+    back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor | None], outcome: Outcome
+) -> list[Tensor | None]:
+    """Pull symbolic cotangents back through an evaluation that was eager."""
+    outputs = [y for y, differentiable in zip(outcome.leaves, outcome.differentiable, strict=True) if differentiable]
+    filled = [tf.zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)]
+    plan = Abstract([], (True,) * len(filled), None, None)
+    pull = _Pull(lambda _: back, as_caller(back.exchange.source), plan, ())
+    return pull(tf.constant([0], tf.int64), primals, filled)
 
 
 def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[TensorSpec, ...], Abstract]) -> Outcome:
@@ -91,7 +98,7 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[Tens
 
     def record(*inputs: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
         *results, token = callbacks.call(differentiate, inputs, [*promised, tf.TensorSpec([1], tf.int64)])
-        pull = _Pull(callbacks.kept, caller, relay.call, plan, ())
+        pull = _Pull(callbacks.kept, caller, plan, ())
 
         def gradient(*cts: Tensor) -> list[Tensor | None]:
             taken = [ct for ct, differentiable in zip(cts, plan.differentiable, strict=True) if differentiable]
@@ -116,62 +123,48 @@ class _Pull:
     Args:
         residual: from the token to the pullback relay of first order.
         caller: runs a function as the thread that traced the call would.
-        call: how messages name the function.
         plan: of what is pulled back.
         history: how many cotangents each earlier order took; they are the last of the primals.
     """
 
     residual: Callable[[Tensor], Relay]
     caller: Callable[..., Any]
-    call: str
     plan: Abstract
     history: tuple[int, ...]
 
-    def __call__(self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def __call__(self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the cotangents of the primals, None where the plan says that there is none."""
         connected = [i for i, c in enumerate(self.plan.connected or (True,) * len(primals)) if c]
-        present = [i for i, ct in enumerate(cts) if ct is not None]
-        specs = [_tf_spec(convert.spec(primals[i])) for i in connected]
+        if not connected:
+            return [None] * len(primals)
+        specs = [convert.spec(x) for x in primals]
+        own = len(primals) - sum(self.history)
+        # The function's own primals are in the residual; only the shape of a zero gradient may have to come from them.
+        unread = own if all(spec.concrete for spec in specs) else 0
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
-            given, taken = values[: len(primals)], spread(values[len(primals) :], present, len(cts))
-            return self.caller(self._evaluate, token, given, taken, connected)
+            read = [None] * unread + list(values)
+            found = self.caller(self._evaluate, token, read[own:], own)
+            return [_zeros(specs[i], read[i]) if found[i] is None else found[i] for i in connected]
 
         def record(token: Tensor, *inputs: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
-            back = self.plan.back([convert.spec(x) for x in primals])
-            pull = replace(self, plan=back, history=(*self.history, len(cts)))
+            pull = replace(self, plan=self.plan.back(specs), history=(*self.history, len(cts)))
 
             def gradient(*cts: Tensor) -> list[Tensor | None]:
                 return [None, *pull(token, inputs, cts)]
 
-            return callbacks.call(evaluate, [token, *inputs], specs), gradient
+            promised = [_tf_spec(specs[i]) for i in connected]
+            return callbacks.call(evaluate, [token, *inputs[unread:]], promised), gradient
 
-        if not connected:
-            return [None] * len(primals)
-        results = tf.custom_gradient(record)(token, *primals, *(cts[i] for i in present))
-        return spread(list(results), connected, len(primals))
+        return spread(list(tf.custom_gradient(record)(token, *primals, *cts)), connected, len(primals))
 
-    def _evaluate(
-        self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor | None], connected: Sequence[int]
-    ) -> list[Tensor]:
-        back = self.residual(token)
-        count = len(primals) - sum(self.history)
+    def _evaluate(self, token: Tensor, cts: Sequence[Tensor], primals: int) -> Sequence[Tensor | None]:
+        """Pull the last of the cotangents back, after those of the earlier orders in turn."""
+        back, start = self.residual(token), 0
         for taken in self.history:
-            _, back = back.vjp(primals[count : count + taken], range(count + taken))
-            count += taken
-        found = back(cts).leaves
-        return [tf.zeros_like(primals[i]) if found[i] is None else found[i] for i in connected]
-
-
-def _recorded(
-    xs: Sequence[Tensor], ys: Sequence[Tensor], gradient: Callable[..., Sequence[Tensor | None]]
-) -> list[Tensor]:
-    """Return `ys` as tensors whose gradient with respect to `xs` is `gradient`."""
-
-    def record(*_: Tensor) -> Any:
-        return ys, gradient
-
-    return list(tf.custom_gradient(record)(*xs))
+            _, back = back.vjp(cts[start : start + taken], range(primals + start + taken))
+            start += taken
+        return back(cts[start:]).leaves
 
 
 def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
@@ -190,8 +183,12 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
     return outcome.leaves
 
 
-def _is_differentiable(x: Tensor) -> bool:
-    return bool(x.dtype.is_floating or x.dtype.is_complex)
+def _is_wanted(x: Tensor) -> bool:
+    return convert.is_differentiable(x) and _private.is_followed([x])
+
+
+def _zeros(spec: TensorSpec, like: Tensor | None) -> Tensor:
+    return tf.zeros(spec.shape, spec.dtype) if like is None else tf.zeros_like(like)
 
 
 def _tf_spec(spec: TensorSpec) -> tf.TensorSpec:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import callbacks
+from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.core.backend import Pullback
 
 Tensor = Any
+EagerTensor = type(tf.constant(0))
 
 
 def run(fn: Callable[[], Any]) -> Any:
@@ -26,8 +26,9 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
     tape = tf.GradientTape(persistent=True)
     with _executing(), tape:
         inputs = _distinct(primals)
-        tape.watch(inputs)
-        outputs = [tf.convert_to_tensor(y) for y in fn(*inputs)]
+        for x in inputs:
+            tape.watch(x)
+        outputs = [y if type(y) is EagerTensor else tf.convert_to_tensor(y) for y in fn(*inputs)]
     return outputs, TapePullback(tape, inputs, outputs)
 
 
@@ -51,7 +52,7 @@ class TapePullback(Pullback):
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Pullback]:
         """Run the tape backward while it records."""
-        with _executing(), _quiet_about_recording(), self._tape:
+        with _executing(), self._tape:
             watched = [None if ct is None else tf.identity(ct) for ct in cts]
             self._tape.watch([ct for ct in watched if ct is not None])
             found = self._gradients(watched)
@@ -67,7 +68,7 @@ class TapePullback(Pullback):
         if not pairs or not inputs:
             return [None] * len(self._inputs)
         outputs, grads = zip(*pairs, strict=True)
-        found = iter(self._tape.gradient(list(outputs), inputs, output_gradients=list(grads)))
+        found = iter(_private.gradients(self._tape, outputs, inputs, grads))
         return [None if x is None else _dense(next(found)) for x in self._inputs]
 
 
@@ -83,35 +84,24 @@ def _distinct(primals: Sequence[Tensor]) -> list[Tensor]:
 
 def _dense(gradient: Any) -> Tensor | None:
     """Return a gradient as a tensor: `tf.gather` and embeddings give `tf.IndexedSlices`."""
-    return None if gradient is None else tf.convert_to_tensor(gradient)
+    if gradient is None or type(gradient) is EagerTensor:
+        return gradient
+    return tf.convert_to_tensor(gradient)
+
+
+def _executing() -> contextlib.AbstractContextManager[None]:
+    """Run eagerly; inside a callback of a running graph every `tf.function` too."""
+    return _PLAIN if tf.executing_eagerly() and not callbacks.inside() else _executing_elsewhere()
+
+
+_PLAIN = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _executing() -> Iterator[None]:
-    """Run eagerly; inside a callback of a running graph every `tf.function` too."""
-    if tf.executing_eagerly() and not callbacks.inside():
-        yield
-        return
+def _executing_elsewhere() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not tf.executing_eagerly():
             stack.enter_context(tf.init_scope())
         if callbacks.inside():
             stack.enter_context(callbacks.functions_run_eagerly())
         yield
-
-
-class _RecordingIsMeant(logging.Filter):
-    """Drops TensorFlow's advice against differentiating inside a tape's context, which is what `vjp` is for."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "persistent tape inside its context" not in str(record.msg)
-
-
-@contextlib.contextmanager
-def _quiet_about_recording() -> Iterator[None]:
-    logger, advice = tf.get_logger(), _RecordingIsMeant()
-    logger.addFilter(advice)
-    try:
-        yield
-    finally:
-        logger.removeFilter(advice)

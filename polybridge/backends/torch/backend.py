@@ -50,6 +50,10 @@ class TorchBackend(Backend):
         """Return shape and dtype."""
         return convert.spec(tensor)
 
+    def is_differentiable(self, tensor: Tensor) -> bool:
+        """Whether it is floating or complex."""
+        return convert.is_differentiable(tensor)
+
     def dense(self, tensor: Tensor) -> Tensor:
         """Return a row-major tensor without lazy bits."""
         return convert.dense(tensor)
@@ -83,6 +87,10 @@ class TorchBackend(Backend):
     def version(self, tensor: Tensor) -> int:
         """Return the version counter."""
         return tensor._version
+
+    def same(self, a: Tensor, b: Tensor) -> bool:
+        """Compare bytes."""
+        return convert.same(a, b)
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()`, outside of inference mode: its tensors do not count writes."""

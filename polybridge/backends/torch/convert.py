@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack as from_dlpack  # re-exported: a caps
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from polybridge.core.errors import UnsupportedTensorError
-from polybridge.core.specs import SUPPORTED, TensorSpec
+from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
 
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
@@ -32,6 +32,15 @@ def dtype_name(tensor: torch.Tensor) -> str:
     if name is None:
         raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype}")
     return name
+
+
+def is_differentiable(tensor: torch.Tensor) -> bool:
+    """Whether it is floating or complex.
+
+    Raises:
+        UnsupportedTensorError: as `dtype_name`.
+    """
+    return dtype_name(tensor) in DIFFERENTIABLE
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -60,7 +69,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Return a capsule on the memory of a dense tensor."""
-    return _to_dlpack(tensor.detach())
+    return _to_dlpack(tensor.detach() if tensor.requires_grad else tensor)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -87,14 +96,20 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def owns(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, saved residual or exported capsule refers to the storage, and torch allocated it."""
-    return _uses(tensor) <= _USES_OF_ONE and tensor.untyped_storage().resizable()
+    storage = tensor.untyped_storage()
+    return storage.resizable() and _uses(storage) <= _USES_OF_ONE
 
 
-def _uses(tensor: torch.Tensor) -> int:
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two dense tensors of one dtype and shape have the same bytes (NaN equals itself, 0.0 is not -0.0)."""
+    return torch.equal(a.detach().reshape(-1).view(torch.uint8), b.detach().reshape(-1).view(torch.uint8))
+
+
+def _uses(storage: torch.UntypedStorage) -> int:
     # Private: torch has no public count of a storage's users (torch 2.13; its CUDA graph trees use this one).
     # `tests/backends/test_private_apis.py` notices a change.
-    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    count: int = torch._C._storage_Use_Count(storage._cdata)
     return count
 
 
-_USES_OF_ONE = _uses(torch.empty(1))
+_USES_OF_ONE = _uses(torch.empty(1).untyped_storage())

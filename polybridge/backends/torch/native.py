@@ -39,15 +39,13 @@ def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
 
 
 class _Run:
-    """What one evaluation carries from forward to backward beside its tensors."""
+    """What goes into one evaluation, and comes out of it, beside tensors."""
 
-    __slots__ = ("differentiable", "outcome", "relay", "token", "wanted")
+    __slots__ = ("outcome", "relay")
 
     def __init__(self, relay: Relay) -> None:
         self.relay = relay
         self.outcome: Outcome | None = None
-        self.wanted: tuple[int, ...] = ()
-        self.token: Tensor | None = None
 
 
 class _Crossing(torch.autograd.Function):
@@ -57,26 +55,23 @@ class _Crossing(torch.autograd.Function):
     graph's buffers, and checks the inputs' version counters when backward unpacks them.
     """
 
+    # Without `setup_context`, for which torch binds the signature of `forward` at every call (20 us in 2.13).
     @staticmethod
-    def forward(run: _Run, *xs: Tensor | None) -> tuple[Tensor | None, ...]:
-        run.wanted = tuple(i for i, x in enumerate(xs) if x is not None and x.requires_grad)
+    def forward(ctx: Any, run: _Run, *xs: Tensor | None) -> tuple[Tensor | None, ...]:
+        wanted = [i for i, x in enumerate(xs) if x is not None and x.requires_grad]
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
-            outcome, back = run.relay.vjp(xs, run.wanted)
-        run.token = torch.empty(0)
-        run.token.polybridge_back = back  # type: ignore[attr-defined]
+            outcome, back = run.relay.vjp(xs, wanted)
+        token = torch.empty(0)
+        token.polybridge_back = back  # type: ignore[attr-defined]
         run.outcome = outcome.with_leaves([])
-        return tuple(outcome.leaves)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        run, *xs = inputs
-        ctx.wanted, ctx.differentiable, ctx.count = run.wanted, run.outcome.differentiable, len(xs)
-        ctx.save_for_backward(*xs, run.token)
-        run.token = None
-        ctx.mark_non_differentiable(
-            *(y for y, d in zip(output, ctx.differentiable, strict=True) if y is not None and not d)
-        )
+        ctx.wanted, ctx.differentiable, ctx.count = wanted, outcome.differentiable, len(xs)
+        ctx.save_for_backward(*xs, token)
         ctx.set_materialize_grads(False)
+        if not all(outcome.differentiable):
+            ctx.mark_non_differentiable(
+                *(y for y, d in zip(outcome.leaves, outcome.differentiable, strict=True) if y is not None and not d)
+            )
+        return tuple(outcome.leaves)
 
     @staticmethod
     def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:

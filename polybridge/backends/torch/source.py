@@ -110,31 +110,37 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
 
 def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
-    grad = torch.is_grad_enabled()
-    device = torch.get_default_device()
-    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    grad, autocast, device = torch.is_grad_enabled(), _autocast(), torch.get_default_device()
 
-    @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(grad))
-            if device != torch.get_default_device():
-                stack.enter_context(device)
-            for kind, dtype in autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            yield
+    def entered() -> contextlib.AbstractContextManager[Any]:
+        if device.type == "cpu" and _autocast() == autocast:
+            return torch.set_grad_enabled(grad)
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch.set_grad_enabled(grad))
+        stack.enter_context(device)
+        for kind, dtype in zip(_AUTOCAST, autocast, strict=True):
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+        return stack
 
     return entered
 
 
+_AUTOCAST = ("cpu", "cuda")
+
+
+def _autocast() -> list[torch.dtype | None]:
+    """Return for each kind of device the dtype that autocast uses, None where it is off."""
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _AUTOCAST]
+
+
+def _recording() -> contextlib.AbstractContextManager[Any]:
+    return _recording_for_once() if torch.is_inference_mode_enabled() else torch.enable_grad()
+
+
 @contextlib.contextmanager
-def _recording() -> Iterator[None]:
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    else:
-        with torch.enable_grad():
-            yield
+def _recording_for_once() -> Iterator[None]:
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _edges(outputs: list[Tensor | None]) -> list[GradientEdge | None]:
