@@ -130,7 +130,9 @@ def test_a_result_that_differs_while_differentiating_is_refused():
 
 
 def test_a_leaf_that_differs_is_named_by_its_path():
-    f = to_tf(lambda x: {"a": x, "b": x}, output_specs={"a": TensorSpec((3,), "float32"), "b": TensorSpec((2,), "float32")})
+    f = to_tf(
+        lambda x: {"a": x, "b": x}, output_specs={"a": TensorSpec((3,), "float32"), "b": TensorSpec((2,), "float32")}
+    )
     broken(lambda: tf.function(f)(X), "['b']")
 
 
