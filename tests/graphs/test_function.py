@@ -211,6 +211,20 @@ def test_a_string_tensor_is_refused_with_its_path():
         tf.function(to_tf(lambda x: x))(tf.constant("text"))
 
 
+@pytest.mark.parametrize("how", ["argument", "default"])
+def test_a_wrapped_function_as_argument_of_a_tf_function_stays_wrapped(how):
+    """TensorFlow's trace types follow `__wrapped__`."""
+    seen = []
+    f = to_tf(lambda x: (seen.append(type(x)), x * 2)[1])
+
+    def apply(x, fn=f):
+        return fn(x)
+
+    applied = tf.function(apply)
+    y = applied(tf.ones(1), f) if how == "argument" else applied(tf.ones(1))
+    assert y.numpy() == [2] and all(issubclass(kind, torch.Tensor) for kind in seen)
+
+
 # Variables.
 
 
