@@ -163,7 +163,7 @@ def test_equal_static_values_share_a_relay(static):
         (None, ()),
         ([], ()),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_different_static_values_do_not_share_a_relay(one, other):
     assert structure(X, one).key() != structure(X, other).key()
@@ -244,7 +244,7 @@ def classify(leaf: object) -> Kind:
         ("text", Kind.STATIC),
         (None, Kind.STATIC),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_leaf_is_classified_by_its_type(leaf, kind):
     assert classify(leaf) is kind

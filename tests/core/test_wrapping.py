@@ -30,7 +30,7 @@ def double(x):
 # What is refused.
 
 
-@pytest.mark.parametrize("wrong", [3, "function", [double]], ids=repr)
+@pytest.mark.parametrize("wrong", [3, "function", [double]], ids=lambda value: type(value).__name__)
 def test_what_cannot_be_called_is_refused(wrong):
     with pytest.raises(polybridge.NotCallableError, match=rf"`polybridge.wrap`.*{type(wrong).__name__}"):
         polybridge.wrap(wrong, src="toy", dst="torch")
@@ -42,7 +42,7 @@ def test_an_unknown_framework_is_refused(role):
         polybridge.wrap(double, **{"src": "toy", "dst": "toy", role: "troch"})
 
 
-@pytest.mark.parametrize("copy", ["never", None, 2, 1, 0, "True"], ids=repr)
+@pytest.mark.parametrize("copy", ["never", None, 2, 1, 0, "True"], ids=lambda value: type(value).__name__)
 def test_a_bad_copy_policy_is_refused(fake, copy):
     with pytest.raises(ValueError, match=r'copy="auto", True or False, got '):
         polybridge.wrap(double, src="toy", dst="fake", copy=copy)
