@@ -22,22 +22,33 @@ _SIZES = (16, 24)  # for an unknown dimension: even, distinct, and large enough 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation on placeholders, which can be differentiated on placeholders."""
+    """An evaluation on placeholders, which can be differentiated on placeholders.
+
+    Args:
+        pullback: of the evaluation.
+        outputs: its results; None where there is none.
+        inputs: which of the cotangents that the pullback returns belong to inputs of the relay.
+        running: the context of everything that runs on placeholders.
+    """
 
     pullback: Pullback
     outputs: list[Tensor | None]
+    inputs: tuple[int, ...]
     running: Context
 
     def connected(self) -> tuple[bool, ...]:
-        """Return for each primal whether a derivative with respect to it exists."""
+        """Return for each input whether a derivative with respect to it exists."""
         with self.running():
-            return tuple(ct is not None for ct in self.pullback(self.outputs))
+            found = self.pullback(self.outputs)
+        return tuple(found[i] is not None for i in self.inputs)
 
     def back(self) -> Evaluation:
         """Return the evaluation of the pullback at the outputs themselves as cotangents."""
         with self.running():
             found, pullback = self.pullback.vjp(self.outputs)
-        return Evaluation(pullback, list(found), self.running)
+        taken = (len(found) + i for i, y in enumerate(self.outputs) if y is not None)
+        outputs = [x if i in self.inputs else None for i, x in enumerate(found)]
+        return Evaluation(pullback, outputs, (*self.inputs, *taken), self.running)
 
 
 @dataclass

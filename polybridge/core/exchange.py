@@ -24,7 +24,7 @@ Tensor = Any
 CopyPolicy = Literal["auto"] | bool
 
 
-@dataclass
+@dataclass(eq=False)  # told apart by identity: contexts may be nested
 class Crossings:
     """How many tensors crossed between frameworks, and what was copied for it.
 

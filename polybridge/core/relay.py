@@ -19,7 +19,14 @@ from typing import Any
 from polybridge.core import forks
 from polybridge.core.abstract import Abstract, Evaluation, plan
 from polybridge.core.backend import Pullback, pullback_of, spread
-from polybridge.core.errors import DetachedStateWarning, OutputError, PromisedShapeError, UnsupportedTensorError, warn
+from polybridge.core.errors import (
+    DetachedStateWarning,
+    OutputError,
+    PromisedShapeError,
+    UnsupportedTensorError,
+    remember,
+    warn,
+)
 from polybridge.core.exchange import Exchange, Loan, array_to
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import Classify, Kind, Structure, flatten, path
@@ -103,7 +110,7 @@ class FunctionRelay(Relay):
         """Run the function."""
         forks.check(self.call)
         results: _Results = self._source.run(lambda: self._run_on_loan(self._lend(xs)))
-        return results.give(self.exchange)
+        return results.give(self.exchange, self.call)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the function under the source's reverse mode."""
@@ -116,7 +123,7 @@ class FunctionRelay(Relay):
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
         results = results.with_outputs(outputs)
         del outputs
-        outcome = results.give(self.exchange)
+        outcome = results.give(self.exchange, self.call)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
         back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count)
@@ -136,6 +143,7 @@ class FunctionRelay(Relay):
         except PromisedShapeError:  # of a function of another framework inside this one
             raise
         except Exception as error:
+            remember(error)  # graphs raise it again without its cause
             raise PromisedShapeError.unknown(self.call, specs, error) from error
 
     def _evaluate_abstractly(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
@@ -144,7 +152,8 @@ class FunctionRelay(Relay):
             results, outputs, pullback = self._evaluate(placeholders, wanted, self._run_on_copies)
             tensors = results.with_outputs(outputs).tensors
             found = [self._source.spec(x) for x in tensors]
-        return Abstract(found, results.differentiable, results.structure, Evaluation(pullback, list(outputs), running))
+        evaluation = Evaluation(pullback, list(outputs), tuple(range(len(wanted))), running)
+        return Abstract(found, results.differentiable, results.structure, evaluation)
 
     def _given_plan(self) -> Abstract:
         leaves, treedef = flatten(self._output_specs, is_leaf=_is_spec)
@@ -293,7 +302,7 @@ class PullbackRelay(Relay):
         leaves = [found[i] for i in self._results]
         found.clear()
         connected = tuple(x is not None for x in leaves)
-        return Outcome(_given(self.exchange, leaves), None, connected)
+        return Outcome(_given(self.exchange, leaves, self.call), None, connected)
 
 
 @dataclass
@@ -321,16 +330,23 @@ class _Results:
             tensors[position] = output
         return _Results(tensors, self.differentiable, self.structure)
 
-    def give(self, exchange: Exchange) -> Outcome:
+    def give(self, exchange: Exchange, call: str) -> Outcome:
         """Hand the tensors over to the caller."""
-        return Outcome(_given(exchange, self.tensors), self.structure, self.differentiable)
+        return Outcome(_given(exchange, self.tensors, call, self.structure), self.structure, self.differentiable)
 
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, TensorSpec)
 
 
-def _given(exchange: Exchange, tensors: list[Tensor | None]) -> list[Tensor | None]:
+def _given(
+    exchange: Exchange, tensors: list[Tensor | None], call: str, structure: Structure | None = None
+) -> list[Tensor | None]:
     """Give each tensor to the caller, emptying the list: what is still referenced here cannot be proved to be free."""
-    give, release = exchange.give, exchange.release
-    return [None if tensors[i] is None else give(release(tensors, i)) for i in range(len(tensors))]
+    given: list[Tensor | None] = []
+    for i in range(len(tensors)):
+        try:
+            given.append(None if tensors[i] is None else exchange.give(exchange.release(tensors, i)))
+        except UnsupportedTensorError as error:
+            raise error.at(call, "a gradient" if structure is None else structure.result(i)) from None
+    return given

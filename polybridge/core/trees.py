@@ -63,6 +63,10 @@ class Structure:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
         return argument_path(self.treedef, self.dynamic[number])
 
+    def result(self, number: int) -> str:
+        """Return where the dynamic leaf `number` of a result is, as `result['loss']`."""
+        return path(self.treedef, self.dynamic[number], "result")
+
     def key(self) -> tuple[Any, ...]:
         """Return a hashable key that two calls share when one relay can serve both."""
         if len(self.dynamic) == len(self._leaves):

@@ -93,7 +93,7 @@ def convert(tree: Any, to: str) -> Any:
             leaves[position] = array_to(target, leaf, "polybridge.convert", trees.path(treedef, position, "tree"))
         elif (owner := registry.owner(leaf)) is not None:
             try:
-                if owner.is_composite(leaf):
+                if not owner.is_tensor(leaf):
                     raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor")
                 owner.check_detached(leaf)
                 leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)

@@ -14,6 +14,7 @@ from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.eager import context
 from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.record import record_operation
+from tensorflow.python.eager.record import stop_recording as stop_recording  # no public one stops every tape
 from tensorflow.python.ops import control_flow_util
 
 
@@ -55,7 +56,7 @@ def gradients(
 def record(
     outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], gradient: Callable[..., Sequence[tf.Tensor | None]]
 ) -> None:
-    """Tell every tape of this thread that eager `outputs` come from `inputs`, and how to pull cotangents back.
+    """Tell every tape of this thread that `outputs` come from `inputs`, and how to pull cotangents back.
 
     This is what the public `tf.custom_gradient` does last; before that it inspects signatures and walks structures for
     longer than a small bridged call takes (100 us of 250).

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, convert, native, session, source
 from polybridge.core.backend import Backend, Context, Pullback
@@ -71,7 +70,8 @@ class TensorFlowBackend(Backend):
 
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on a capsule's memory."""
-        return convert.from_dlpack(capsule)
+        with source.eagerly():
+            return convert.from_dlpack(capsule)
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()` eagerly."""
@@ -79,7 +79,7 @@ class TensorFlowBackend(Backend):
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
         """Return eager ones, also while a graph is being built around the call."""
-        with tf.init_scope():
+        with source.eagerly():
             return super().placeholders(specs)
 
     def started(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from polybridge.backends.tensorflow import _private
 from polybridge.backends.tensorflow.convert import ALIGNMENT, from_dlpack
 from polybridge.core.errors import ResidualError
 from polybridge.core.relay import Relay
@@ -34,25 +35,47 @@ def inside() -> bool:
     return getattr(_thread, "depth", 0) > 0
 
 
-def call(fn: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], specs: Sequence[Any]) -> list[tf.Tensor]:
+Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+"""From inputs, results and the results' cotangents to the inputs' cotangents, all of a graph."""
+
+
+def call(
+    fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], specs: Sequence[Any], gradient: Gradient
+) -> list[Any]:
     """Add a call of `fn` to the graph being built.
 
     Args:
         fn: takes eager tensors and returns one per spec.
         inputs: graph tensors.
         specs: `tf.TensorSpec` of the results; their shapes are set, and are the caller's promise.
+        gradient: of the call.
     """
 
     def entered(*args: Any) -> Sequence[Any]:
         with _entered():
             return fn(*args)
 
-    results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
+    def of_operation(op: Any, *cts: Any) -> Sequence[Any]:
+        return gradient(op.inputs, op.outputs, cts)
+
+    # Two ways lead to the gradient. `tf.gradients`, control flow and `tf.vectorized_map` read the operation's
+    # attribute; tapes and forward accumulators read what is recorded, and shall see one operation.
+    name = f"Polybridge{next(_numbers)}"
+    tf.RegisterGradient(name)(of_operation)
+    override = tf.compat.v1.get_default_graph().gradient_override_map({"EagerPyFunc": name})
+    with _private.stop_recording(), override:
+        results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
     if not specs:  # then it is an operation, which the graph runs for its effect
         return []
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
+    _private.record(results, list(inputs), lambda *cts: gradient(inputs, results, cts))
     return list(results)
+
+
+def without_gradient(inputs: Sequence[Any], results: Sequence[Any], cts: Sequence[Any]) -> Sequence[Any]:
+    """Say that no input influences the results."""
+    return [None] * len(inputs)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ to_dlpack = tf.experimental.dlpack.to_dlpack
 
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor, or a variable of TensorFlow or Keras that converts to one."""
-    return isinstance(value, (tf.Tensor, tf.Variable)) or hasattr(type(value), "__tf_tensor__")
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        return True
+    return hasattr(type(value), "__tf_tensor__") and type(value).__name__ != "KerasTensor"
 
 
 def is_composite(value: Any) -> bool:
@@ -72,4 +74,5 @@ def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
 
 def from_numpy(array: np.ndarray[Any, Any]) -> tf.Tensor:
     """Return a tensor of a copy of the values: TensorFlow may keep the memory that it is handed."""
-    return tf.convert_to_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    with tf.init_scope():  # a value, also while a function is being traced
+        return tf.convert_to_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +16,6 @@ from polybridge.core.callbacks import as_caller
 from polybridge.core.errors import CompilationError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 from polybridge.core.specs import TensorSpec
-from polybridge.core.trees import path
 
 Tensor = Any
 
@@ -71,10 +71,9 @@ def _pulled_in_graph(
 ) -> list[Tensor | None]:
     """Pull symbolic cotangents back through an evaluation that was eager."""
     outputs = [y for y, differentiable in zip(outcome.leaves, outcome.differentiable, strict=True) if differentiable]
-    filled = [tf.zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)]
-    plan = Abstract([], (True,) * len(filled), None, None)
+    plan = Abstract([], (True,) * len(outputs), None, None)
     pull = _Pull(lambda _: back, as_caller(back.exchange.source), plan, ())
-    return pull(tf.constant([0], tf.int64), primals, filled)
+    return pull(tf.constant([0], tf.int64), primals, _filled(cts, outputs))
 
 
 def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[TensorSpec, ...], Abstract]) -> Outcome:
@@ -90,26 +89,24 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[Tens
     caller = as_caller(relay.exchange.source)
 
     def evaluate(*values: Tensor) -> list[Tensor]:
-        return _checked(caller(relay, values) if relay.told else caller(relay.vjp, values, ())[0], plan, relay.call)
+        outcome = relay(values) if relay.told else relay.vjp(values, ())[0]
+        return _checked(outcome, plan, relay.call)
 
     def differentiate(*values: Tensor) -> list[Tensor]:
-        outcome, back = caller(relay.vjp, values, wanted)
+        outcome, back = relay.vjp(values, wanted)
         return [*_checked(outcome, plan, relay.call), callbacks.keep(back)]
 
-    def record(*inputs: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
-        *results, token = callbacks.call(differentiate, inputs, [*promised, tf.TensorSpec([1], tf.int64)])
+    def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
+        *outputs, token = results
+        taken = [ct for ct, is_output in zip(_filled(cts[:-1], outputs), plan.differentiable, strict=True) if is_output]
         pull = _Pull(callbacks.kept, caller, plan, ())
-
-        def gradient(*cts: Tensor) -> list[Tensor | None]:
-            taken = [ct for ct, differentiable in zip(cts, plan.differentiable, strict=True) if differentiable]
-            return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
-
-        return results, gradient
+        return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
 
     if wanted and any(plan.differentiable) and relay.exchange.source.differentiating():
-        leaves = list(tf.custom_gradient(record)(*xs))
-    else:  # the gradient that TensorFlow gives every Python callback is cut off
-        leaves = [tf.stop_gradient(y) for y in callbacks.call(evaluate, xs, promised)]
+        token = tf.TensorSpec([1], tf.int64)
+        *leaves, _ = callbacks.call(partial(caller, differentiate), xs, [*promised, token], gradient)
+    else:
+        leaves = callbacks.call(partial(caller, evaluate), xs, promised, callbacks.without_gradient)
     return Outcome(leaves, plan.structure, plan.differentiable)
 
 
@@ -138,25 +135,22 @@ class _Pull:
         if not connected:
             return [None] * len(primals)
         specs = [convert.spec(x) for x in primals]
-        own = len(primals) - sum(self.history)
-        # The function's own primals are in the residual; only the shape of a zero gradient may have to come from them.
-        unread = own if all(spec.concrete for spec in specs) else 0
+        count, own = len(primals), len(primals) - sum(self.history)
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
-            read = [None] * unread + list(values)
-            found = self.caller(self._evaluate, token, read[own:], own)
-            return [_zeros(specs[i], read[i]) if found[i] is None else found[i] for i in connected]
+            found = self._evaluate(token, values[own:], own)
+            return [tf.zeros_like(values[i]) if found[i] is None else found[i] for i in connected]
 
-        def record(token: Tensor, *inputs: Tensor) -> tuple[list[Tensor], Callable[..., list[Tensor | None]]]:
-            pull = replace(self, plan=self.plan.back(specs), history=(*self.history, len(cts)))
+        def gradient(
+            inputs: Sequence[Tensor], results: Sequence[Tensor], next_cts: Sequence[Tensor | None]
+        ) -> list[Tensor | None]:
+            token, *values = inputs
+            pull = replace(self, plan=self.plan.back(specs), history=(*self.history, len(values) - count))
+            return [None, *pull(token, values, _filled(next_cts, results))]
 
-            def gradient(*cts: Tensor) -> list[Tensor | None]:
-                return [None, *pull(token, inputs, cts)]
-
-            promised = [_tf_spec(specs[i]) for i in connected]
-            return callbacks.call(evaluate, [token, *inputs[unread:]], promised), gradient
-
-        return spread(list(tf.custom_gradient(record)(token, *primals, *cts)), connected, len(primals))
+        promised = [_tf_spec(specs[i]) for i in connected]
+        results = callbacks.call(partial(self.caller, evaluate), [token, *primals, *cts], promised, gradient)
+        return spread(results, connected, count)
 
     def _evaluate(self, token: Tensor, cts: Sequence[Tensor], primals: int) -> Sequence[Tensor | None]:
         """Pull the last of the cotangents back, after those of the earlier orders in turn."""
@@ -178,7 +172,7 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
         raise PromisedShapeError.differs(call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")
     for i, (spec, promised) in enumerate(zip(found, plan.specs, strict=True)):
         if not promised.admits(spec):
-            where = path(plan.structure.treedef, plan.structure.dynamic[i], "result") if plan.structure else "result"
+            where = plan.structure.result(i) if plan.structure else "a gradient"
             raise PromisedShapeError.differs(call, where, spec, promised)
     return outcome.leaves
 
@@ -187,8 +181,9 @@ def _is_wanted(x: Tensor) -> bool:
     return convert.is_differentiable(x) and _private.is_followed([x])
 
 
-def _zeros(spec: TensorSpec, like: Tensor | None) -> Tensor:
-    return tf.zeros(spec.shape, spec.dtype) if like is None else tf.zeros_like(like)
+def _filled(cts: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the cotangents with zeros for those that TensorFlow left out."""
+    return [tf.zeros_like(y) if ct is None else ct for ct, y in zip(cts, outputs, strict=True)]
 
 
 def _tf_spec(spec: TensorSpec) -> tf.TensorSpec:

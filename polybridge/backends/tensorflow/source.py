@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -89,19 +89,14 @@ def _dense(gradient: Any) -> Tensor | None:
     return tf.convert_to_tensor(gradient)
 
 
+def eagerly() -> contextlib.AbstractContextManager[None]:
+    """Run eagerly, also while a graph is being built around the call."""
+    return _PLAIN if tf.executing_eagerly() else tf.__internal__.eager_context.eager_mode()
+
+
 def _executing() -> contextlib.AbstractContextManager[None]:
     """Run eagerly; inside a callback of a running graph every `tf.function` too."""
-    return _PLAIN if tf.executing_eagerly() and not callbacks.inside() else _executing_elsewhere()
+    return callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
 
 
 _PLAIN = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _executing_elsewhere() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if not tf.executing_eagerly():
-            stack.enter_context(tf.init_scope())
-        if callbacks.inside():
-            stack.enter_context(callbacks.functions_run_eagerly())
-        yield

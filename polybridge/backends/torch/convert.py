@@ -19,15 +19,21 @@ _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORT
 
 def spec(tensor: torch.Tensor) -> TensorSpec:
     """Return shape and dtype."""
-    return TensorSpec(tuple(tensor.shape), dtype_name(tensor))
+    name = dtype_name(tensor)
+    return TensorSpec(tuple(tensor.shape), name)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """Return the NumPy name of the dtype.
 
     Raises:
-        UnsupportedTensorError: quantised, float8 and other dtypes that no other framework holds.
+        UnsupportedTensorError: sparse, nested and meta tensors; quantised, float8 and other dtypes that no other
+            framework holds.
     """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise UnsupportedTensorError(f"a tensor of layout {'nested' if tensor.is_nested else tensor.layout}")
+    if tensor.is_meta and type(tensor) is not FakeTensor:
+        raise UnsupportedTensorError("a meta tensor, which has no values")
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype}")
@@ -53,15 +59,11 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a row-major tensor without lazy conjugation or negation, the same object where it is one.
 
     Raises:
-        UnsupportedTensorError: sparse, nested, quantised and meta tensors, and dtypes without a counterpart.
+        UnsupportedTensorError: as `dtype_name`, and fake tensors.
     """
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise UnsupportedTensorError(f"a tensor of layout {'nested' if tensor.is_nested else tensor.layout}")
-    if tensor.is_meta or type(tensor) is FakeTensor:
-        raise UnsupportedTensorError(
-            f"a {'fake' if type(tensor) is FakeTensor else 'meta'} tensor, which has no values"
-        )
     dtype_name(tensor)
+    if type(tensor) is FakeTensor:
+        raise UnsupportedTensorError("a fake tensor, which has no values")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
@@ -112,4 +114,5 @@ def _uses(storage: torch.UntypedStorage) -> int:
     return count
 
 
-_USES_OF_ONE = _uses(torch.empty(1).untyped_storage())
+_ONE = torch.empty(1)  # has to be alive when it is counted
+_USES_OF_ONE = _uses(_ONE.untyped_storage())

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
 from polybridge.backends.torch import convert
+from polybridge.core.abstract import Abstract
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -94,9 +95,17 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
         connected = plan.connected or (True,) * len(wanted)
-    influence = [tensors[i].abs().sum().exp() for i, c in zip(wanted, connected, strict=True) if c]
+    fake = next(x for x in tensors if type(x) is FakeTensor)
+    with fake.fake_mode:
+        leaves = _fakes(plan, [tensors[i] for i, c in zip(wanted, connected, strict=True) if c])
+    return Outcome(leaves, plan.structure, plan.differentiable)
+
+
+def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return tensors of the plan's specs that depend on each of `influence`, in every order of derivative."""
+    weights = [x.abs().sum().exp() for x in influence]
     leaves: list[Tensor | None] = []
     for spec in plan.specs:
         y = torch.empty(cast(tuple[int, ...], spec.shape), dtype=convert.torch_dtype(spec.dtype))
-        leaves.append(sum((i.to(y.dtype) for i in influence), start=y) if spec.differentiable else y)
-    return Outcome(leaves, plan.structure, plan.differentiable)
+        leaves.append(sum((w.to(y.dtype) for w in weights), start=y) if spec.differentiable else y)
+    return leaves

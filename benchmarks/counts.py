@@ -1,0 +1,78 @@
+"""Counts, rather than times: what a step copies, and how often it runs the user's function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.cells import Cell, inputs, wrap
+from benchmarks.workloads import Function
+from polybridge import observe
+
+WARM_UP_STEPS = 10  # traces are made and lent tensors have been watched by then
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one step costs once warm, other than time.
+
+    Args:
+        crossings: tensors that moved between the frameworks, per step.
+        copies: how many of them were copied, per step.
+        bytes_copied: per step.
+        runs: how often the user's function was executed, per step; above 1 a forward is computed twice.
+        first_entries: how often Python entered it during warm-up: for a source that traces, its traces.
+        entries: how often Python entered it per warm step; 0 for a source that traces.
+    """
+
+    crossings: float
+    copies: float
+    bytes_copied: float
+    runs: float
+    first_entries: int
+    entries: float
+
+
+def count(cell: Cell) -> Counts:
+    """Warm the wrapped function of `cell` up, run some steps, and return their averages."""
+    counter = _Counter(cell)
+    x, ct = inputs(cell)
+    step = cell.mode.drive(wrap(cell, counter.function), x, ct, cell.backward)
+    for _ in range(WARM_UP_STEPS):
+        step()
+    first_entries, runs_before = counter.entries, counter.runs
+    with observe.count_crossings() as crossed:
+        for _ in range(STEPS):
+            step()
+    return Counts(
+        crossings=crossed.crossings / STEPS,
+        copies=crossed.copies / STEPS,
+        bytes_copied=crossed.bytes_copied / STEPS,
+        runs=(counter.runs - runs_before) / STEPS,
+        first_entries=first_entries,
+        entries=(counter.entries - first_entries) / STEPS,
+    )
+
+
+class _Counter:
+    """The cell's function, counting its runs: by a variable in TensorFlow, which may do without Python."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.entries = 0
+        self._fn = cell.workload.functions[cell.mode.src]
+        self._executions = tf.Variable(0, trainable=False) if cell.mode.src == "tf" else None
+        self.function: Function = self._run
+
+    @property
+    def runs(self) -> int:
+        """Return how often the function has been executed so far."""
+        return self.entries if self._executions is None else int(self._executions.numpy())
+
+    def _run(self, x: Any) -> Any:
+        self.entries += 1
+        if self._executions is not None:
+            self._executions.assign_add(1)
+        return self._fn(x)

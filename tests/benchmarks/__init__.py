@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: that they are honest and that they run."""

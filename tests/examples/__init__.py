@@ -1,0 +1,1 @@
+"""The programs in `examples/` do what they promise."""

@@ -1,0 +1,203 @@
+"""Asks that what a graph was promised of a wrapped function is kept, or refused with a way out."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+import polybridge
+from polybridge import TensorSpec
+
+X = tf.constant([1.0, -2.0, 3.0])
+
+
+def to_tf(fn, **options):
+    """Wrap a torch function for TensorFlow."""
+    return polybridge.wrap(fn, src="torch", dst="tf", **options)
+
+
+def value_and_gradient(fn, x):
+    """Return value and gradient of the sum, from one `tf.function`."""
+
+    @tf.function
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = fn(x)
+        return y, tape.gradient(y, x)
+
+    return both(x)
+
+
+def positive(x):
+    """Return the positive entries; their number depends on the values."""
+    return x[x > 0] * 2
+
+
+# Functions whose result's shape depends on values.
+
+
+def test_a_data_dependent_shape_asks_for_output_specs():
+    with pytest.raises(polybridge.PromisedShapeError, match=r"positive.*output_specs"):
+        tf.function(to_tf(positive))(X)
+
+
+def test_a_data_dependent_branch_asks_for_output_specs():
+    with pytest.raises(polybridge.PromisedShapeError, match="output_specs"):
+        tf.function(to_tf(lambda x: x if x.sum() > 0 else -x))(X)
+
+
+def test_reading_a_value_in_python_asks_for_output_specs():
+    with pytest.raises(polybridge.PromisedShapeError, match="output_specs"):
+        tf.function(to_tf(lambda x: x * float(x.detach().max())))(X)
+
+
+def test_a_data_dependent_shape_works_with_output_specs():
+    f = to_tf(positive, output_specs=TensorSpec((None,), "float32"))
+    y, g = value_and_gradient(f, X)
+    np.testing.assert_array_equal(y, [2, 6])
+    np.testing.assert_array_equal(g, [2, 0, 2])
+
+
+def test_a_data_dependent_branch_works_with_output_specs():
+    f = to_tf(lambda x: x if x.sum() > 0 else -x, output_specs=TensorSpec((3,), "float32"))
+    g = tf.function(lambda x: value_and_gradient(f, x)[1])
+    np.testing.assert_array_equal(g(X), [1, 1, 1])
+    np.testing.assert_array_equal(g(-X), [-1, -1, -1])
+
+
+def test_output_specs_give_the_graph_its_shapes():
+    f = tf.function(to_tf(positive, output_specs=TensorSpec((None,), "float32")))
+    assert f.get_concrete_function(tf.TensorSpec([3])).structured_outputs.shape.as_list() == [None]
+
+
+def test_output_specs_are_a_tree_like_the_result():
+    specs = {"kept": TensorSpec((None,), "float32"), "mask": [TensorSpec((3,), "bool")]}
+    f = to_tf(lambda x: {"kept": positive(x), "mask": [x > 0]}, output_specs=specs)
+    out = tf.function(f)(X)
+    np.testing.assert_array_equal(out["kept"], [2, 6])
+    np.testing.assert_array_equal(out["mask"][0], [True, False, True])
+
+
+def test_output_specs_change_nothing_in_eager_mode():
+    np.testing.assert_array_equal(to_tf(positive, output_specs=TensorSpec((None,), "float32"))(X), [2, 6])
+
+
+def test_the_user_function_is_not_run_while_tracing_with_output_specs():
+    runs = []
+    f = to_tf(lambda x: (runs.append(1), x)[1], output_specs=TensorSpec((3,), "float32"))
+    tf.function(f).get_concrete_function(tf.TensorSpec([3]))
+    assert runs == []
+
+
+def test_data_dependent_functions_need_no_output_specs_in_eager_mode():
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = to_tf(positive)(X)
+    np.testing.assert_array_equal(tape.gradient(y, X), [2, 0, 2])
+
+
+# Promises that are broken.
+
+
+def broken(call, *parts):
+    """Ask that the call fails with a PromisedShapeError whose message has these parts."""
+    with pytest.raises(Exception) as caught:
+        call()
+    assert isinstance(polybridge.last_error(), polybridge.PromisedShapeError)
+    for part in ("PromisedShapeError", *parts):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("promised", "text"),
+    [
+        (TensorSpec((4,), "float32"), "float32[4]"),
+        (TensorSpec((3, 1), "float32"), "float32[3, 1]"),
+        (TensorSpec((3,), "float64"), "float64[3]"),
+        (TensorSpec((3,), "int32"), "int32[3]"),
+    ],
+    ids=str,
+)
+def test_a_result_that_differs_from_its_spec_is_refused(promised, text):
+    f = tf.function(to_tf(lambda x: x * 2, output_specs=promised))
+    broken(lambda: f(X), "float32[3]", text, "output_specs")
+
+
+def test_a_result_that_differs_while_differentiating_is_refused():
+    f = to_tf(lambda x: x * 2, output_specs=TensorSpec((4,), "float32"))
+    broken(lambda: value_and_gradient(f, X), "float32[3]", "float32[4]")
+
+
+def test_a_leaf_that_differs_is_named_by_its_path():
+    f = to_tf(
+        lambda x: {"a": x, "b": x}, output_specs={"a": TensorSpec((3,), "float32"), "b": TensorSpec((2,), "float32")}
+    )
+    broken(lambda: tf.function(f)(X), "['b']")
+
+
+def test_a_number_of_results_that_differs_is_refused():
+    f = to_tf(lambda x: (x, x), output_specs=(TensorSpec((3,), "float32"),))
+    broken(lambda: tf.function(f)(X), "2", "1")
+
+
+def test_a_function_whose_shape_changes_between_calls_is_refused():
+    sizes = iter([3, 3, 2, 2])  # the trace, the first call, the second call
+    f = tf.function(to_tf(lambda x: x[: next(sizes)]))
+    assert f(X).shape == (3,)
+    broken(lambda: f(X), "float32[2]", "float32[3]")
+
+
+def test_a_dtype_that_changes_between_calls_is_refused():
+    dtypes = iter([torch.float32, torch.float32, torch.float64])
+    f = tf.function(to_tf(lambda x: x.to(next(dtypes))))
+    assert f(X).dtype == tf.float32
+    broken(lambda: f(X), "float64[3]", "float32[3]")
+
+
+# Compilers.
+
+
+def test_jit_compile_is_refused_with_the_way_out():
+    with pytest.raises(polybridge.CompilationError, match=r"lambda.*jit_compile=True.*jit_compile=False"):
+        tf.function(to_tf(lambda x: x * 2), jit_compile=True)(X)
+
+
+def test_jit_compile_is_refused_in_a_function_that_is_called_by_a_compiled_one():
+    inner = tf.function(to_tf(lambda x: x * 2))
+    with pytest.raises(polybridge.CompilationError, match="jit_compile=False"):
+        tf.function(lambda x: inner(x) + 1, jit_compile=True)(X)
+
+
+def test_a_compiled_function_beside_the_call_stays_compiled():
+    f, compiled = to_tf(lambda x: x * 2), tf.function(tf.sin, jit_compile=True)
+    np.testing.assert_allclose(tf.function(lambda x: f(compiled(x)))(X), 2 * np.sin(X), rtol=1e-6)
+
+
+def test_run_functions_eagerly_is_eager():
+    tf.config.run_functions_eagerly(True)
+    try:
+        _, g = value_and_gradient(to_tf(positive), X)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    np.testing.assert_array_equal(g, [2, 0, 2])
+
+
+# Errors while tracing.
+
+
+def test_an_error_of_the_function_on_placeholders_is_remembered():
+    """TensorFlow drops the `__cause__` of what is raised while it traces."""
+    error = KeyError("no such layer")
+
+    def fails(x):
+        raise error
+
+    with pytest.raises(polybridge.PromisedShapeError, match=r"KeyError.*no such layer"):
+        tf.function(to_tf(fails))(X)
+    assert polybridge.last_error() is error
+
+
+def test_a_result_of_the_wrong_framework_is_named_while_tracing():
+    with pytest.raises((polybridge.OutputError, polybridge.PromisedShapeError), match=r"result\[1\].*torch tensors"):
+        tf.function(to_tf(lambda x: [x, tf.ones(1)]))(X)

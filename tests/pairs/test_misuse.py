@@ -1,0 +1,592 @@
+"""Asks what happens where something cannot work: an error that names the place and the way out, never an abort."""
+
+import functools
+import gc
+import traceback
+import warnings
+import weakref
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+import polybridge
+from polybridge import DetachedStateWarning
+from tests.pairs.isolation import isolated
+
+
+def in_torch(fn, **options):
+    return polybridge.wrap(fn, src="tensorflow", dst="torch", **options)
+
+
+def in_tf(fn, **options):
+    return polybridge.wrap(fn, src="torch", dst="tensorflow", **options)
+
+
+# Tensors of another framework.
+
+PLACES = {
+    "args[0]": lambda x: ((x,), {}),
+    "args[1]": lambda x: ((1, x), {}),
+    "args[0]['weights'][1]": lambda x: (({"weights": [None, x]},), {}),
+    "kwargs['scale']": lambda x: ((), {"scale": x}),
+    "kwargs['scale'][0]": lambda x: ((), {"scale": (x,)}),
+}
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_tensor_of_the_source_is_refused_by_path(pair, src, dst, path):
+    args, kwargs = PLACES[path](src.tensor([1.0]))
+    with pytest.raises(polybridge.WrongFrameworkError) as caught:
+        pair.wrap(lambda *args, **kwargs: None)(*args, **kwargs)
+    message = str(caught.value)
+    assert f"takes {dst.name} tensors, but {path} is a {src.name}." in message
+    assert f'polybridge.convert({path}, "{dst.name}")' in message
+
+
+def test_wrong_framework_is_a_type_error_of_polybridge(pair, src):
+    with pytest.raises(TypeError) as caught:
+        pair.wrap(src.sin)(src.tensor([1.0]))
+    assert isinstance(caught.value, polybridge.ArgumentError)
+
+
+def test_the_message_names_the_function_and_both_frameworks(pair, src):
+    def loss_of_model(x):
+        return x
+
+    with pytest.raises(polybridge.WrongFrameworkError, match=rf"loss_of_model \(src='{src.name}', dst='\w+'\)"):
+        pair.wrap(loss_of_model)(src.tensor([1.0]))
+
+
+@pytest.mark.parametrize(
+    "result, path",
+    [(lambda y: y, "result"), (lambda y: {"loss": [0, y]}, r"result\['loss'\]\[1\]")],
+    ids=["bare", "nested"],
+)
+def test_result_of_another_framework_is_refused_by_path(pair, src, dst, result, path):
+    foreign = dst.tensor([1.0])
+    with pytest.raises(polybridge.OutputError, match=rf"wraps a {src.name} function.*{path}"):
+        pair.wrap(lambda x: result(foreign))(dst.tensor([1.0]))
+
+
+# Tensors that cannot cross. TensorFlow aborts on some, so each runs in a process of its own.
+
+
+TF_REFUSED = {
+    "string": lambda: tf.constant(["text"]),
+    "scalar_string": lambda: tf.constant("text"),
+    "empty_string": lambda: tf.zeros([0], tf.string),
+    "ragged": lambda: tf.ragged.constant([[1.0], [2.0, 3.0]]),
+    "sparse": lambda: tf.sparse.from_dense([[1.0, 0.0]]),
+    "indexed_slices": lambda: tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2])),
+    "quantised": lambda: tf.cast(tf.constant([1, 2]), tf.qint8),
+    "quantised_32": lambda: tf.cast(tf.constant([1, 2]), tf.qint32),
+    "float8": lambda: tf.cast(tf.constant([1.0]), tf.dtypes.experimental.float8_e4m3fn),
+    "float8_e5m2": lambda: tf.cast(tf.constant([1.0]), tf.dtypes.experimental.float8_e5m2),
+    "int4": lambda: tf.cast(tf.constant([1]), tf.dtypes.experimental.int4),
+    "tensor_array": lambda: tf.TensorArray(tf.float32, 2).unstack(tf.ones([2, 3])),
+    "optional": lambda: tf.experimental.Optional.from_value(tf.ones(2)),
+    "variant": lambda: tf.raw_ops.OptionalFromValue(components=[tf.ones(2)]),
+    "resource": lambda: tf.Variable(1.0).handle,
+    "string_variable": lambda: tf.Variable("text"),
+    "symbolic_keras": lambda: keras.Input((3,)),
+}
+
+TORCH_REFUSED = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "sparse_csr": lambda: torch.eye(2).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "float8": lambda: torch.ones(2).to(torch.float8_e4m3fn),
+    "float8_e5m2": lambda: torch.ones(2).to(torch.float8_e5m2),
+    "complex_half": lambda: torch.ones(2).to(torch.complex32),
+    "meta": lambda: torch.ones(2, device="meta"),
+    "mkldnn": lambda: torch.ones(2).to_mkldnn(),
+    "fake": lambda: torch._subclasses.FakeTensorMode().from_tensor(torch.ones(2)),
+}
+REFUSED = [pytest.param("tensorflow", name, id=f"tensorflow-{name}") for name in TF_REFUSED]
+REFUSED += [pytest.param("torch", name, id=f"torch-{name}") for name in TORCH_REFUSED]
+
+
+def given(owner, name):
+    """Pass the tensor to a function of the other framework, deep inside an argument."""
+    x = {"tensorflow": TF_REFUSED, "torch": TORCH_REFUSED}[owner][name]()
+    wrap = in_tf if owner == "tensorflow" else in_torch
+    return refusal(lambda: wrap(lambda tree: tree)({"leaf": [x]}))
+
+
+def returned(owner, name):
+    """Return the tensor from a wrapped function, deep inside its result."""
+    make = {"tensorflow": TF_REFUSED, "torch": TORCH_REFUSED}[owner][name]
+    wrapped = (in_torch if owner == "tensorflow" else in_tf)(lambda: {"leaf": [make()]})
+    return refusal(wrapped)
+
+
+def refusal(call):
+    """Return the base classes and the message of what a call raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return [], f"returned a {type(call())}"
+        except Exception as error:
+            return [cls.__name__ for cls in type(error).__mro__], f"{error}\n{traceback.format_exc()}"
+
+
+@pytest.mark.parametrize("owner, name", REFUSED)
+def test_argument_that_cannot_cross_is_a_type_error_that_names_it(owner, name):
+    """Case 15."""
+    classes, message = isolated(given, owner, name).result()
+    assert "UnsupportedTensorError" in classes, message
+    assert "args[0]['leaf'][0] cannot cross" in message
+
+
+@pytest.mark.parametrize("owner, name", REFUSED)
+def test_result_that_cannot_cross_is_a_type_error_that_names_it(owner, name):
+    """Case 15."""
+    classes, message = isolated(returned, owner, name).result()
+    assert "UnsupportedTensorError" in classes, message
+    assert "result['leaf'][0] cannot cross" in message
+
+
+def test_unsupported_tensor_is_a_type_error():
+    with pytest.raises(TypeError, match="string"):
+        in_tf(lambda x: x)(tf.constant("text"))
+
+
+def test_the_way_out_of_a_dtype_that_cannot_cross_is_a_cast():
+    x = torch.ones(2).to(torch.float8_e4m3fn)
+    assert in_torch(lambda x: x * 2)(x.float()).tolist() == [2.0, 2.0]
+
+
+ARRAYS = {
+    "object": lambda: np.array([None, "a"], object),
+    "str": lambda: np.array(["text"]),
+    "bytes": lambda: np.array([b"text"]),
+    "string_dtype": lambda: np.array(["text"], np.dtypes.StringDType()),
+    "datetime64": lambda: np.array(["2020-01-01"], "datetime64[D]"),
+    "timedelta64": lambda: np.array([1], "timedelta64[s]"),
+    "structured": lambda: np.zeros(2, [("a", "f4"), ("b", "i4")]),
+    "void": lambda: np.zeros(2, "V4"),
+    "longdouble": lambda: np.ones(2, "longdouble"),
+    "complex_longdouble": lambda: np.ones(2, "clongdouble"),
+    "float8": lambda: np.ones(2, ml_dtypes.float8_e4m3fn),
+    "int4": lambda: np.ones(2, ml_dtypes.int4),
+    "str_scalar": lambda: np.str_("text"),
+    "datetime_scalar": lambda: np.datetime64("2020-01-01"),
+}
+
+
+@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+def test_numpy_dtype_that_is_no_tensors_is_refused_by_path(pair, make):
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"kwargs\['a'\] cannot cross.*NumPy dtype"):
+        pair.wrap(lambda a: a)(a=make())
+
+
+@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+def test_numpy_dtype_that_is_no_tensors_is_refused_in_a_result(pair, make):
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"result\[0\] cannot cross.*NumPy dtype"):
+        pair.wrap(lambda: [make()])()
+
+
+# Results that have no derivative.
+
+
+@pytest.mark.parametrize("result", [None, 3, "text", [], {"a": None}], ids=repr)
+def test_no_tensor_where_a_derivative_is_asked_is_an_error(pair, dst, result):
+    with pytest.raises(polybridge.OutputError, match="returned no tensor") as caught:
+        dst.gradient(pair.wrap(lambda x: result), dst.tensor([1.0]))
+    assert isinstance(caught.value, TypeError)
+
+
+def test_no_tensor_is_fine_where_gradients_are_off():
+    with torch.no_grad():
+        assert in_torch(lambda x: None)(torch.ones(2, requires_grad=True)) is None
+
+
+def test_integers_alone_are_not_differentiable_in_torch():
+    y = in_torch(tf.argmax)(torch.ones(2, requires_grad=True))
+    assert not y.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        y.backward()
+
+
+# Exceptions of the user's function.
+
+
+class OwnError(Exception):
+    """Has a constructor that nobody else can call, and data."""
+
+    def __init__(self, code, *, detail):
+        super().__init__(f"code {code}")
+        self.code, self.detail = code, detail
+
+
+RAISED = {
+    "own": lambda: OwnError(42, detail=[1]),
+    "value": lambda: ValueError("bad"),
+    "type": lambda: TypeError("bad"),
+    "stop_iteration": lambda: StopIteration("done"),
+    "memory": lambda: MemoryError("none"),
+    "keyboard": lambda: KeyboardInterrupt(),
+    "exit": lambda: SystemExit(3),
+    "assertion": lambda: AssertionError("no"),
+    "not_implemented": lambda: NotImplementedError("later"),
+}
+
+
+def failing(src, where, error):
+    """Return a function of `src` that raises `error()` in its forward or its backward while `armed` is not empty."""
+    armed = []
+
+    def check():
+        if armed:
+            raise error()
+
+    if src.name == "torch":
+
+        class Fails(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, ct):
+                check()
+                return ct * 2
+
+        inner = Fails.apply
+    else:
+
+        @tf.custom_gradient
+        def inner(x):
+            def gradient(ct):
+                check()
+                return ct * 2
+
+            return x * 2, gradient
+
+    def fn(x):
+        if where == "forward":
+            check()
+        return inner(x)
+
+    return fn, armed
+
+
+@pytest.mark.parametrize("error", RAISED.values(), ids=RAISED)
+@pytest.mark.parametrize("before", [0, 3], ids=["first", "later"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_exception_reaches_the_user_with_its_own_type(pair, src, dst, where, before, error):
+    """Case 58."""
+    fn, armed = failing(src, where, error)
+    wrapped, x = pair.wrap(fn), dst.tensor([1.0])
+    for _ in range(before):
+        dst.gradient(wrapped, x)
+    armed.append(1)
+    with pytest.raises(BaseException) as caught:
+        dst.gradient(wrapped, x)
+    assert type(caught.value) is type(error()) and str(caught.value) == str(error())
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_exception_is_the_very_object_that_was_raised(pair, src, dst, where):
+    raised = OwnError(42, detail=[1])
+    fn, armed = failing(src, where, lambda: raised)
+    armed.append(1)
+    with pytest.raises(OwnError) as caught:
+        dst.gradient(pair.wrap(fn), dst.tensor([1.0]))
+    assert caught.value is raised and caught.value.detail == [1]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_traceback_leads_to_the_users_line(pair, src, dst, where):
+    fn, armed = failing(src, where, lambda: OwnError(42, detail=[1]))
+    armed.append(1)
+    with pytest.raises(OwnError) as caught:
+        dst.gradient(pair.wrap(fn), dst.tensor([1.0]))
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "check"
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_function_works_after_it_has_raised(pair, src, dst, where):
+    fn, armed = failing(src, where, lambda: OwnError(42, detail=[1]))
+    wrapped, x = pair.wrap(fn), dst.tensor([1.0])
+    armed.append(1)
+    for _ in range(2):
+        with pytest.raises(OwnError):
+            dst.gradient(wrapped, x)
+    armed.clear()
+    assert dst.gradient(wrapped, x) == [2.0]
+
+
+def test_exception_of_the_source_framework_reaches_the_user(pair, src, dst):
+    error = RuntimeError if src.name == "torch" else tf.errors.InvalidArgumentError
+    with pytest.raises(error, match=r"(?i)size|shape|incompatible"):
+        pair.wrap(lambda a, b: a @ b)(dst.tensor(np.ones((2, 3))), dst.tensor(np.ones((2, 3))))
+
+
+def test_exception_keeps_no_argument_alive(pair, src, dst):
+    wrapped = pair.wrap(failing_always)
+    x = dst.tensor([1.0] * 100)
+    alive = weakref.ref(x)
+    with pytest.raises(OwnError):
+        wrapped(x)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def failing_always(x):
+    raise OwnError(1, detail=None)
+
+
+# Wrong arguments of `wrap`.
+
+
+@pytest.mark.parametrize("fn", [3, "name", [len]], ids=repr)
+def test_what_cannot_be_called_cannot_be_wrapped(fn):
+    with pytest.raises(polybridge.NotCallableError, match="expects a callable, got") as caught:
+        in_torch(fn)
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("src, dst", [("tensorfow", "torch"), ("torch", "tensorfow")])
+def test_an_unknown_framework_is_an_error_with_a_near_name(src, dst):
+    with pytest.raises(polybridge.UnknownBackendError, match=r"'tensorfow'.*Did you mean 'tensorflow'"):
+        polybridge.wrap(len, src=src, dst=dst)
+
+
+def test_a_missing_argument_is_pythons_own_error(pair, dst):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+        pair.wrap(lambda a, b: a)(dst.tensor([1.0]))
+
+
+def test_an_argument_that_the_function_does_not_take_is_pythons_own_error(pair, dst):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
+        pair.wrap(lambda a: a)(dst.tensor([1.0]), c=1)
+
+
+# Trainable state that the function closes over.
+
+
+class TorchModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.inner(x)
+
+    def score(self, x):
+        return self.inner(x).sum()
+
+
+class TFModule(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel = tf.Variable([2.0], name="kernel")
+
+    def __call__(self, x):
+        return x * self.kernel
+
+    def score(self, x):
+        return x * self.kernel
+
+
+def torch_closure():
+    scale = torch.nn.Parameter(torch.ones(2))
+    return lambda x: x * scale
+
+
+def torch_plain_tensor():
+    scale = torch.ones(2, requires_grad=True)
+    return lambda x: x * scale
+
+
+def torch_module_in_closure():
+    model = TorchModel()
+    return lambda x: model(x)
+
+
+def torch_partial():
+    return functools.partial(lambda scale, x: x * scale, torch.nn.Parameter(torch.ones(2)))
+
+
+def torch_list_in_closure():
+    layers = [torch.nn.Linear(2, 2)]
+    return lambda x: layers[0](x)
+
+
+def tf_closure():
+    scale = tf.Variable([2.0], name="scale")
+    return lambda x: x * scale
+
+
+def tf_function_closure():
+    scale = tf.Variable([2.0], name="scale")
+    return tf.function(lambda x: x * scale)
+
+
+def keras_layer():
+    layer = keras.layers.Dense(2, name="dense_of_mine")
+    layer.build((None, 2))
+    return lambda x: layer(x)
+
+
+def keras_model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense_of_mine")])
+
+
+CLOSED_OVER = {
+    "torch_closure": (torch_closure, in_tf, ["scale"]),
+    "torch_plain_tensor": (torch_plain_tensor, in_tf, ["scale"]),
+    "torch_module": (TorchModel, in_tf, ["inner.weight", "inner.bias"]),
+    "torch_method": (lambda: TorchModel().score, in_tf, ["inner.weight", "inner.bias"]),
+    "torch_module_in_closure": (torch_module_in_closure, in_tf, ["model.inner.weight", "model.inner.bias"]),
+    "torch_partial": (torch_partial, in_tf, ["(2,)"]),
+    "torch_list_in_closure": (torch_list_in_closure, in_tf, ["(2, 2)", "(2,)"]),
+    "tf_closure": (tf_closure, in_torch, ["scale"]),
+    "tf_function": (tf_function_closure, in_torch, ["scale"]),
+    "tf_module": (TFModule, in_torch, ["kernel"]),
+    "tf_method": (lambda: TFModule().score, in_torch, ["kernel"]),
+    "keras_layer": (keras_layer, in_torch, ["dense_of_mine/kernel", "dense_of_mine/bias"]),
+    "keras_model": (keras_model, in_torch, ["dense_of_mine/kernel", "dense_of_mine/bias"]),
+}
+
+
+def train(wrap, wrapped):
+    """Call a wrapped function as a training step does."""
+    if wrap is in_torch:
+        return wrapped(torch.ones(1, 2, requires_grad=True))
+    x = tf.ones([1, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        return wrapped(x)
+
+
+@pytest.mark.parametrize("make, wrap, names", CLOSED_OVER.values(), ids=CLOSED_OVER)
+def test_trainable_state_of_the_function_is_named_in_a_warning(make, wrap, names):
+    """Case 35."""
+    wrapped = wrap(make())
+    with pytest.warns(DetachedStateWarning, match="gets no gradient") as caught:
+        train(wrap, wrapped)
+    assert len(caught) == 1
+    assert [name for name in names if name not in str(caught[0].message)] == []
+
+
+@pytest.mark.parametrize("make, wrap, names", CLOSED_OVER.values(), ids=CLOSED_OVER)
+def test_the_warning_comes_once(make, wrap, names):
+    wrapped = wrap(make())
+    with pytest.warns(DetachedStateWarning):
+        train(wrap, wrapped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(wrap, wrapped)
+
+
+@pytest.mark.parametrize("make, wrap, names", CLOSED_OVER.values(), ids=CLOSED_OVER)
+@pytest.mark.filterwarnings("error")
+def test_there_is_no_warning_under_no_grad(make, wrap, names):
+    wrapped = wrap(make())
+    with torch.no_grad():
+        train(wrap, wrapped)
+
+
+@pytest.mark.parametrize("make, wrap, names", CLOSED_OVER.values(), ids=CLOSED_OVER)
+def test_the_warning_comes_after_calls_under_no_grad(make, wrap, names):
+    wrapped = wrap(make())
+    with torch.no_grad():
+        train(wrap, wrapped)
+    with pytest.warns(DetachedStateWarning):
+        train(wrap, wrapped)
+
+
+def test_the_warning_comes_where_no_input_needs_a_gradient():
+    """The data of a training step needs none, yet the weights inside the function never train."""
+    with pytest.warns(DetachedStateWarning, match="scale"):
+        in_torch(tf_closure())(torch.ones(2))
+    with pytest.warns(DetachedStateWarning, match="scale"), tf.GradientTape():
+        in_tf(torch_closure())(tf.ones(2))
+
+
+def test_the_warning_points_to_the_callers_line():
+    with pytest.warns(DetachedStateWarning) as caught:
+        in_torch(tf_closure())(torch.ones(2, requires_grad=True))
+    assert caught[0].filename == __file__
+
+
+def frozen_torch():
+    scale = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    return lambda x: x * scale
+
+
+def buffer_of_module():
+    module = torch.nn.Module()
+    module.register_buffer("scale", torch.ones(2))
+    return lambda x: x * module.scale
+
+
+def detached_torch():
+    scale = torch.nn.Parameter(torch.ones(2))
+    return lambda x: x * scale.detach()
+
+
+def frozen_tf():
+    scale = tf.Variable([2.0], trainable=False)
+    return lambda x: x * scale
+
+
+def constant_tf():
+    scale = tf.constant([2.0])
+    return lambda x: x * scale
+
+
+def frozen_keras():
+    model = keras_model()
+    model.trainable = False
+    return model
+
+
+def unused_torch():
+    scale = torch.nn.Parameter(torch.ones(2))
+    return lambda x: (x * 2, scale.shape)[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "make, wrap",
+    [
+        (frozen_torch, in_tf),
+        (buffer_of_module, in_tf),
+        (detached_torch, in_tf),
+        (unused_torch, in_tf),
+        (frozen_tf, in_torch),
+        (constant_tf, in_torch),
+        (frozen_keras, in_torch),
+    ],
+)
+def test_state_that_does_not_train_causes_no_warning(make, wrap):
+    train(wrap, wrap(make()))
+
+
+@pytest.mark.filterwarnings("error")
+def test_state_that_is_passed_causes_no_warning():
+    weight = torch.nn.Parameter(torch.ones(2))
+    in_torch(lambda w, x: w * x)(weight, torch.ones(2)).sum().backward()
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_the_warning_can_be_an_error():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DetachedStateWarning)
+        with pytest.raises(DetachedStateWarning, match="scale"):
+            in_torch(tf_closure())(torch.ones(2, requires_grad=True))
+
+
+def test_the_message_tells_how_to_pass_the_state():
+    with pytest.warns(DetachedStateWarning, match="Pass it as an argument"):
+        in_torch(tf_closure())(torch.ones(2, requires_grad=True))

@@ -1,0 +1,1 @@
+"""Tests of what a call means: residuals, per-thread state, threads and processes, memory."""
