@@ -187,6 +187,12 @@ def test_names_in_a_dict_tell_relays_apart():
     assert structure({"a": X}).key() != structure({"b": X}).key()
 
 
+def test_dicts_of_another_order_do_not_share_a_relay():
+    """The function may go through them in order."""
+    assert structure({"a": X, "b": X}).key() != structure({"b": X, "a": X}).key()
+    assert structure(a=X, b=X).key() != structure(b=X, a=X).key()
+
+
 def test_calls_without_static_values_share_a_relay():
     assert structure(X, [X]).key() == structure(X, [X]).key()
 

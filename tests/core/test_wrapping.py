@@ -210,6 +210,27 @@ def test_each_call_sees_its_own_static_values(fake, x):
     assert found == [(int, 1), (float, 1.0), (bool, True), (int, 1)]
 
 
+def test_a_function_sees_a_dict_in_the_order_of_this_call(fake, x):
+    f = polybridge.wrap(lambda d, **options: [*d, *options], src="toy", dst="fake")
+    assert f({"a": x, "b": x}, c=x, d=x) == ["a", "b", "c", "d"]
+    assert f({"b": x, "a": x}, d=x, c=x) == ["b", "a", "d", "c"]
+
+
+class Shape(tuple):
+    """As torch.Size is one."""
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Shape((2, 3)), lambda: slice(0, 2), lambda: range(3)], ids=["tuple", "slice", "range"]
+)
+def test_immutable_values_share_a_native_function(fake, x, make):
+    made = []
+    fake.wrap_as_native = lambda relay: made.append(relay) or (lambda *xs: relay(xs))
+    f = polybridge.wrap(lambda x, static: repr(static), src="toy", dst="fake")
+    assert [f(x, make()) for _ in range(3)] == [repr(make())] * 3
+    assert len(made) == 1
+
+
 def test_a_static_object_is_seen_as_it_is_now(fake, x):
     options = {"n": 1}
     holder = type("Holder", (), {"options": options})()
