@@ -163,8 +163,8 @@ class Backend(ABC):
         raise NotImplementedError
 
     def same(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two tensors of one spec have the same bytes; asked where `counts_writes`."""
-        raise NotImplementedError
+        """Whether two dense tensors of one spec have the same bytes; asked where `counts_writes`."""
+        return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()
 
     # Running. What a call needs around it.
 
@@ -196,14 +196,9 @@ class Replayed(Pullback):
     """A plain callable as a pullback; differentiates it by evaluating the function again."""
 
     def __init__(
-        self,
-        backend: Backend,
-        fn: Run,
-        primals: Sequence[Tensor],
-        outputs: Sequence[TensorSpec],
-        call: Callable[..., Any],
+        self, backend: Backend, fn: Run, primals: Sequence[Tensor], outputs: Sequence[Tensor], call: Callable[..., Any]
     ) -> None:
-        """Keep what the second evaluation needs."""
+        """Keep what the second evaluation needs, and the outputs of the first to compare it with."""
         self._backend, self._fn, self._primals, self._outputs, self._call = backend, fn, primals, outputs, call
 
     def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -212,12 +207,18 @@ class Replayed(Pullback):
         return result
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
-        """Evaluate `(primals, cts) -> cotangents` as a function of its own."""
+        """Evaluate `(primals, cts) -> cotangents` as a function of its own.
+
+        Raises:
+            NotDifferentiableError: the function gave other values than at first, so that this would be the derivative
+                of another evaluation.
+        """
         count = len(self._primals)
         connected: list[int] = []
 
         def pulled(*inputs: Tensor) -> Sequence[Tensor]:
-            _, call = self._backend.vjp(self._fn, inputs[:count])
+            outputs, call = self._backend.vjp(self._fn, inputs[:count])
+            self._compare(outputs)
             found = call(list(inputs[count:]))
             connected[:] = [i for i, x in enumerate(found) if x is not None]
             return [x for x in found if x is not None]
@@ -227,10 +228,20 @@ class Replayed(Pullback):
         everything = tuple(range(len(inputs)))
         return spread(outputs, connected, count), _View(pullback, tuple(connected), everything, len(inputs))
 
+    def _compare(self, outputs: Sequence[Tensor]) -> None:
+        to_numpy = self._backend.to_numpy
+        if any(to_numpy(a).tobytes() != to_numpy(b).tobytes() for a, b in zip(self._outputs, outputs, strict=True)):
+            raise NotDifferentiableError(
+                f"A function of the backend {self._backend.name!r} gave other values when it was run again for its "
+                f"second derivative, as a random one does. The backend has to return a `polybridge.Pullback`, which "
+                f"keeps the first run."
+            )
+
     def _filled(self, cts: Sequence[Tensor | None]) -> list[Tensor]:
+        backend = self._backend
         return [
-            self._backend.from_numpy(np.zeros(spec.shape, dtype(spec.dtype))) if ct is None else ct
-            for ct, spec in zip(cts, self._outputs, strict=True)
+            backend.from_numpy(np.zeros_like(backend.to_numpy(y))) if ct is None else ct
+            for ct, y in zip(cts, self._outputs, strict=True)
         ]
 
 
@@ -264,7 +275,7 @@ def pullback_of(backend: Backend, fn: Run, primals: Sequence[Tensor]) -> tuple[S
         return outputs, call
     if not callable(call):
         raise NotDifferentiableError(f"The backend {backend.name!r} returned {call!r} as a pullback, not a callable.")
-    return outputs, Replayed(backend, fn, primals, [backend.spec(y) for y in outputs], call)
+    return outputs, Replayed(backend, fn, primals, outputs, call)
 
 
 def spread(values: Sequence[Tensor | None], positions: Sequence[int], count: int) -> list[Tensor | None]:

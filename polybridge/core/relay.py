@@ -149,6 +149,10 @@ class FunctionRelay(Relay):
     def _evaluate_abstractly(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
         placeholders, running = self._source.placeholders(specs)
         with running():
+            if not self._source.differentiating():
+                results = self._run_on_copies(placeholders)
+                found = [self._source.spec(x) for x in results.tensors]
+                return Abstract(found, results.differentiable, results.structure, None)
             results, outputs, pullback = self._evaluate(placeholders, wanted, self._run_on_copies)
             tensors = results.with_outputs(outputs).tensors
             found = [self._source.spec(x) for x in tensors]

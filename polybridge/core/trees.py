@@ -5,6 +5,7 @@ Everything is flattened once at the edge and rebuilt once at the edge; in betwee
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,10 @@ import numpy as np
 import optree
 
 NAMESPACE = "polybridge"
+
+# Two dicts of another order are two structures: the function sees its arguments in the caller's order.
+_insertion_ordered = contextlib.ExitStack()
+_insertion_ordered.enter_context(optree.dict_insertion_ordered(True, namespace=NAMESPACE))
 
 
 class Kind(Enum):
@@ -157,6 +162,12 @@ def _register_dataclass(leaf: Any) -> bool:
 
 def _static_key(leaf: Any) -> tuple[type, Any]:
     """Return a key under which two static leaves are interchangeable (1, 1.0 and True are not; nor 0.0 and -0.0)."""
+    if isinstance(leaf, tuple):  # such as a shape, where its class is a subclass that optree takes for a leaf
+        return type(leaf), tuple(map(_static_key, leaf))
+    if isinstance(leaf, (slice, range)):
+        return type(leaf), tuple(map(_static_key, (leaf.start, leaf.stop, leaf.step)))
+    if type(leaf) is frozenset:
+        return frozenset, frozenset(map(_static_key, leaf))
     if isinstance(leaf, (float, complex)):
         return type(leaf), repr(leaf)
     if isinstance(leaf, (int, str, bytes, type(None))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections import OrderedDict
@@ -126,10 +127,10 @@ class _Wrapped:
         functools.update_wrapper(wrapped, self.fn, updated=())
         if not hasattr(self.fn, "__name__"):
             wrapped.__name__ = wrapped.__qualname__ = type(self.fn).__name__
-        try:
-            inspect.signature(self.fn)
-        except ValueError:  # a builtin: whoever asks gets (*args, **kwargs) rather than this error
-            del wrapped.__wrapped__  # type: ignore[attr-defined]
+        # No `__wrapped__`: TensorFlow follows it, and would call the foreign function itself.
+        del wrapped.__wrapped__  # type: ignore[attr-defined]
+        with contextlib.suppress(ValueError):  # of a builtin, whose signature nobody knows
+            wrapped.__signature__ = inspect.signature(self.fn)  # type: ignore[attr-defined]
         return wrapped
 
     def flatten(self, arguments: Any) -> tuple[list[Any], Structure]:

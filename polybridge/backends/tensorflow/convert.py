@@ -42,7 +42,9 @@ def dtype_name(tensor: Any) -> str:
         UnsupportedTensorError: strings, resources, variants, float8 and quantised dtypes.
     """
     dtype = tensor.dtype
-    name: str = dtype.name if isinstance(dtype, tf.DType) else tf.as_dtype(dtype).name  # Keras variables have strings
+    if not isinstance(dtype, tf.DType):  # Keras variables have strings
+        dtype = tf.as_dtype(dtype)
+    name: str = dtype.base_dtype.name  # a reference variable of TensorFlow 1 has a dtype of its own
     if name not in SUPPORTED:
         raise UnsupportedTensorError(f"a tensor of dtype {name}")
     return name

@@ -87,9 +87,11 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[Tens
         plan = plans[specs] = relay.abstract(specs, wanted)
     promised = list(map(_tf_spec, plan.specs))
     caller = as_caller(relay.exchange.source)
+    followed = relay.exchange.source.differentiating()
 
     def evaluate(*values: Tensor) -> list[Tensor]:
-        outcome = relay(values) if relay.told else relay.vjp(values, ())[0]
+        look = followed and not relay.told  # one differentiated run, to see whether it holds weights
+        outcome = relay.vjp(values, ())[0] if look else relay(values)
         return _checked(outcome, plan, relay.call)
 
     def differentiate(*values: Tensor) -> list[Tensor]:
@@ -102,7 +104,7 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[Tens
         pull = _Pull(callbacks.kept, caller, plan, ())
         return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
 
-    if wanted and any(plan.differentiable) and relay.exchange.source.differentiating():
+    if wanted and any(plan.differentiable) and followed:
         token = tf.TensorSpec([1], tf.int64)
         *leaves, _ = callbacks.call(partial(caller, differentiate), xs, [*promised, token], gradient)
     else:

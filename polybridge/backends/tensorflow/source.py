@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.core.backend import Pullback
+from polybridge.core.closures import reachable
 
 Tensor = Any
 EagerTensor = type(tf.constant(0))
@@ -60,7 +61,8 @@ class TapePullback(Pullback):
 
     def closed_over(self, fn: Callable[..., Any]) -> list[str]:
         """Name the trainable variables that the tape saw."""
-        return [v.name.removesuffix(":0") for v in self._tape.watched_variables()]
+        frozen = {id(v) for v in _frozen(fn)}
+        return [v.name.removesuffix(":0") for v in self._tape.watched_variables() if id(v) not in frozen]
 
     def _gradients(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         pairs = [(y, ct) for y, ct in zip(self._outputs, cts, strict=True) if y is not None and ct is not None]
@@ -70,6 +72,16 @@ class TapePullback(Pullback):
         outputs, grads = zip(*pairs, strict=True)
         found = iter(_private.gradients(self._tape, outputs, inputs, grads))
         return [None if x is None else _dense(next(found)) for x in self._inputs]
+
+
+def _frozen(fn: Callable[..., Any]) -> list[Any]:
+    """Return the variables of the Keras layers that `fn` reaches which Keras does not train; the tape sees no difference."""
+    return [
+        v.value
+        for owner in reachable(fn).values()
+        for v in getattr(owner, "non_trainable_variables", ())
+        if hasattr(v, "value")
+    ]
 
 
 def _distinct(primals: Sequence[Tensor]) -> list[Tensor]:

@@ -104,7 +104,12 @@ def owns(tensor: torch.Tensor) -> bool:
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two dense tensors of one dtype and shape have the same bytes (NaN equals itself, 0.0 is not -0.0)."""
-    return torch.equal(a.detach().reshape(-1).view(torch.uint8), b.detach().reshape(-1).view(torch.uint8))
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # a dense tensor may have any stride where its size is 1
+    return flat.view(torch.uint8)
 
 
 def _uses(storage: torch.UntypedStorage) -> int:

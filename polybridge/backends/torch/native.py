@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor  # private, see `_pull_batch`
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
 from polybridge.backends.torch import convert
 from polybridge.core.abstract import Abstract
+from polybridge.core.backend import spread
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -78,13 +80,33 @@ class _Crossing(torch.autograd.Function):
     def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         *xs, token = ctx.saved_tensors
         inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
-        back = token.polybridge_back
-        followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        outcome = crossing(back, inputs) if followed else back(inputs)
-        gradients: list[Tensor | None] = [None] * (1 + ctx.count)
-        for position, gradient in zip(ctx.wanted, outcome.leaves, strict=True):
-            gradients[1 + position] = gradient
-        return tuple(gradients)
+        pull = _pull_batch if any(x is not None and is_legacy_batchedtensor(x) for x in inputs) else _pull
+        return (None, *spread(pull(token.polybridge_back, inputs), ctx.wanted, ctx.count))
+
+
+def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return (crossing(back, inputs) if followed else back(inputs)).leaves
+
+
+def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Pull each cotangent of a batch back by itself: `torch.autograd.grad(..., is_grads_batched=True)`.
+
+    Private: torch hands such a batch over as one wrapped tensor, and has no public way to open it (torch 2.13).
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    opened = {
+        i: torch._remove_batch_dim(x, level, 1, 0)  # type: ignore[attr-defined]
+        for i, x in enumerate(inputs)
+        if x is not None and is_legacy_batchedtensor(x)
+    }
+    size = next(iter(opened.values())).shape[0]
+    rows = [_pull(back, [opened[i][row] if i in opened else x for i, x in enumerate(inputs)]) for row in range(size)]
+    return [
+        None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)  # type: ignore[attr-defined]
+        for column in zip(*rows, strict=True)
+    ]
 
 
 def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:

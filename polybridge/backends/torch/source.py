@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode  # private: torch has no public one (2.13)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTensorMode
+from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
 from polybridge.backends.torch.convert import torch_dtype
 from polybridge.core.backend import Context, Pullback
+from polybridge.core.closures import reachable
 from polybridge.core.errors import MutationError
 from polybridge.core.specs import TensorSpec
 
@@ -99,13 +101,30 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
 
     @contextlib.contextmanager
     def running() -> Iterator[None]:
-        with mode:
+        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()), mode, _Untouched(mode):
             yield
 
-    with mode:
+    with torch.inference_mode(False), mode:
         return [
             torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype)) for spec in specs
         ], running
+
+
+class _Untouched(TorchDispatchMode):
+    """Lets writes to real tensors, such as a module's statistics, happen to fakes of them: nothing is to change."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor)
 
 
 def state() -> Context:
@@ -174,13 +193,9 @@ def _leaves(edges: Sequence[GradientEdge | None]) -> list[Tensor]:
 
 
 def _names(fn: Callable[..., Any]) -> dict[int, str]:
-    """Return names for the tensors that a function can reach: as a module, a method of one, or through its closure."""
+    """Return names for the tensors that a function can reach, by itself or in a module."""
     names: dict[int, str] = {}
-    candidates: dict[str, Any] = {"": fn, "self": getattr(fn, "__self__", None)}
-    if inspect.isfunction(fn):
-        captured = inspect.getclosurevars(fn)
-        candidates |= {**captured.globals, **captured.nonlocals}
-    for name, value in candidates.items():
+    for name, value in reachable(fn).items():
         if isinstance(value, Tensor):
             names.setdefault(id(value), name)
         elif isinstance(value, torch.nn.Module):

@@ -1,0 +1,19 @@
+"""What a function reaches besides its arguments, under the names that its author gave."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def reachable(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Return the function itself (as ""), the object that it is a method of, and what its code reads from outside."""
+    found: dict[str, Any] = {"": fn}
+    if hasattr(fn, "__self__"):
+        found["self"] = fn.__self__
+    code = inspect.unwrap(getattr(fn, "python_function", fn))
+    if inspect.isfunction(code):
+        captured = inspect.getclosurevars(code)
+        found |= {**captured.globals, **captured.nonlocals}
+    return found
