@@ -80,7 +80,7 @@ def test_autograph_for_and_if():
             tape.watch(x)
             y = x
             for i in tf.range(n):
-                if i % 2 == 0:
+                if i % 2 == 0:  # noqa: SIM108  (AutoGraph is to see a statement)
                     y = SQUARE(y)
                 else:
                     y = y * 3.0

@@ -1,4 +1,4 @@
-"""Asks that a wrapped torch function is a native function inside `tf.function`: values, arguments, results, signatures."""
+"""Asks that a wrapped torch function is native inside `tf.function`: values, arguments, results, signatures."""
 
 import logging
 from collections import namedtuple

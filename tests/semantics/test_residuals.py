@@ -1,4 +1,4 @@
-"""Asks that the backward belongs to the same forward, and that what the forward keeps lives exactly as long as needed."""
+"""Asks that the backward belongs to the same forward, and that what it keeps lives exactly as long as needed."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Asks that the function runs in the caller's state, grad mode to denormals, and that its exceptions arrive as its own."""
+"""Asks that the function runs in the caller's state, grad mode to denormals, and that its exceptions are its own."""
 
 import contextvars
 import traceback

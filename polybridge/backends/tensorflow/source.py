@@ -75,13 +75,9 @@ class TapePullback(Pullback):
 
 
 def _frozen(fn: Callable[..., Any]) -> list[Any]:
-    """Return the variables of the Keras layers that `fn` reaches which Keras does not train; the tape sees no difference."""
-    return [
-        v.value
-        for owner in reachable(fn).values()
-        for v in getattr(owner, "non_trainable_variables", ())
-        if hasattr(v, "value")
-    ]
+    """Return what Keras does not train of the layers that `fn` reaches; to a tape it is as trainable as the rest."""
+    variables = (v for owner in reachable(fn).values() for v in getattr(owner, "non_trainable_variables", ()))
+    return [v.value for v in variables if hasattr(v, "value")]
 
 
 def _distinct(primals: Sequence[Tensor]) -> list[Tensor]:

@@ -97,14 +97,14 @@ def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | N
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     opened = {
-        i: torch._remove_batch_dim(x, level, 1, 0)  # type: ignore[attr-defined]
+        i: torch._remove_batch_dim(x, level, 1, 0)
         for i, x in enumerate(inputs)
         if x is not None and is_legacy_batchedtensor(x)
     }
     size = next(iter(opened.values())).shape[0]
     rows = [_pull(back, [opened[i][row] if i in opened else x for i, x in enumerate(inputs)]) for row in range(size)]
     return [
-        None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)  # type: ignore[attr-defined]
+        None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)
         for column in zip(*rows, strict=True)
     ]
 

@@ -114,7 +114,7 @@ class _Untouched(TorchDispatchMode):
     """Lets writes to real tensors, such as a module's statistics, happen to fakes of them: nothing is to change."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._mode = mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
