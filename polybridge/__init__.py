@@ -71,7 +71,7 @@ __all__ = [
     "wrap",
 ]
 
-_LAZY = ("compat", "observe", "tf1")  # each may import a framework, so only when it is asked for
+_LAZY = ("compat", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
 
 
 def __getattr__(name: str) -> Any:

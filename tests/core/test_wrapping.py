@@ -1,5 +1,6 @@
 """Asks `wrap` and `convert`: what they refuse, what they keep of a function, and what reaches it."""
 
+import inspect
 import functools
 import threading
 
@@ -139,7 +140,12 @@ def test_the_decorator_takes_every_option(fake):
 def test_a_wrapped_function_keeps_name_and_docstring(fake):
     f = polybridge.wrap(double, src="toy", dst="fake")
     assert (f.__name__, f.__doc__) == ("double", "Return twice the input.")
-    assert f.__wrapped__ is double
+    assert inspect.signature(f) == inspect.signature(double)
+
+
+def test_a_wrapped_function_does_not_offer_the_foreign_one(fake):
+    """TensorFlow would follow `__wrapped__` and call the function with its own tensors."""
+    assert not hasattr(polybridge.wrap(double, src="toy", dst="fake"), "__wrapped__")
 
 
 def test_an_object_that_can_be_called_may_be_wrapped(fake, x):
@@ -211,7 +217,7 @@ def test_each_call_sees_its_own_static_values(fake, x):
 
 
 def test_a_function_sees_a_dict_in_the_order_of_this_call(fake, x):
-    f = polybridge.wrap(lambda d, **options: [*d, *options], src="toy", dst="fake")
+    f = polybridge.wrap(lambda tree, /, **options: [*tree, *options], src="toy", dst="fake")
     assert f({"a": x, "b": x}, c=x, d=x) == ["a", "b", "c", "d"]
     assert f({"b": x, "a": x}, d=x, c=x) == ["b", "a", "d", "c"]
 

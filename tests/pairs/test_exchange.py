@@ -172,6 +172,18 @@ def test_copy_true_copies_everything_always_for_a_torch_function():
     assert counts(counter) == (4, 4, 16000)
 
 
+def test_copy_true_protects_a_function_that_keeps_its_input_after_many_calls():
+    """With copy="auto" this is not seen (docs/exchange.md says so): the function has earned its trust before."""
+    kept, count = [], iter(range(99))
+    f = in_torch(lambda a: (kept.append(a) if next(count) >= 4 else None) or a * 2, copy=True)
+    x = torch.zeros(3)
+    for _ in range(6):
+        x.add_(1)
+        f(x)
+    x.add_(1)
+    assert tf.stack(kept).numpy().tolist() == [[5] * 3, [6] * 3]
+
+
 def test_copy_false_copies_nothing_from_the_first_call_on():
     x = torch.ones(1000, requires_grad=True)
     with count_crossings() as counter:

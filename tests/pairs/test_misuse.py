@@ -136,7 +136,18 @@ def refusal(call):
             return [cls.__name__ for cls in type(error).__mro__], f"{error}\n{traceback.format_exc()}"
 
 
-@pytest.mark.parametrize("owner, name", REFUSED)
+def test_a_fake_tensor_gives_fake_results():
+    """It has no values to cross with, but a shape and a dtype."""
+    shape, dtype, kind = isolated(_of_a_fake).result()
+    assert (shape, dtype, kind) == ((2,), "torch.float32", "FakeTensor")
+
+
+def _of_a_fake():
+    y = in_torch(lambda x: x * 2)(TORCH_REFUSED["fake"]())
+    return tuple(y.shape), str(y.dtype), type(y).__name__
+
+
+@pytest.mark.parametrize("owner, name", [case for case in REFUSED if case.id != "torch-fake"])
 def test_argument_that_cannot_cross_is_a_type_error_that_names_it(owner, name):
     """Case 15."""
     classes, message = isolated(given, owner, name).result()

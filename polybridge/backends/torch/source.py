@@ -101,7 +101,8 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
 
     @contextlib.contextmanager
     def running() -> Iterator[None]:
-        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()), mode, _Untouched(mode):
+        grad = torch.is_grad_enabled()  # which leaving inference mode switches on
+        with torch.inference_mode(False), torch.set_grad_enabled(grad), mode, _Untouched(mode):
             yield
 
     with torch.inference_mode(False), mode:
