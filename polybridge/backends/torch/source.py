@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import (
+    GradientEdge,
+    Node,
+    _engine_run_backward,  # private: what `torch.autograd.grad` calls
+    get_gradient_edge,
+)
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTensorMode
 from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
@@ -89,8 +95,11 @@ class GraphPullback(Pullback):
         if not pairs or not inputs:
             return [None] * len(self._inputs)
         edges, grads = zip(*pairs, strict=True)
+        # `torch.autograd.grad` without its checks of user input, which take as long as a small function's backward.
         found = iter(
-            torch.autograd.grad(edges, inputs, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
+            _engine_run_backward(
+                edges, grads, True, create_graph, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+            )
         )
         return [None if x is None else _dense(next(found)) for x in self._inputs]
 
@@ -98,11 +107,12 @@ class GraphPullback(Pullback):
 def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
     """Return fake tensors, which have shapes and dtypes and run every operation without computing."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    entering = threading.RLock()  # a mode keeps count of its entries on itself, and two threads may trace one plan
 
     @contextlib.contextmanager
     def running() -> Iterator[None]:
         grad = torch.is_grad_enabled()  # which leaving inference mode switches on
-        with torch.inference_mode(False), torch.set_grad_enabled(grad), mode, _Untouched(mode):
+        with entering, torch.inference_mode(False), torch.set_grad_enabled(grad), mode, _Untouched(mode):
             yield
 
     with torch.inference_mode(False), mode:
