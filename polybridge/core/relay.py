@@ -202,7 +202,7 @@ class FunctionRelay(Relay):
         return first, pullback
 
     def _run_on_loan(self, inputs: Sequence[Tensor]) -> _Results:
-        results: _Results = self._loan.run(self._run, inputs, self.call)
+        results: _Results = self._loan.run(self._run, inputs, self.call, self._structure.argument)
         return results
 
     def _run_on_copies(self, inputs: Sequence[Tensor]) -> _Results:
@@ -288,14 +288,16 @@ class PullbackRelay(Relay):
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Pull the cotangents back."""
         forks.check(self.call)
-        return self._outcome(list(self._loan.run(self._pullback, self._lent(xs), self.call)))
+        name = "the cotangent of output {}".format
+        return self._outcome(list(self._loan.run(self._pullback, self._lent(xs), self.call, name)))  # held nowhere else
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
         forks.check(self.call)
-        found, pullback = self._pullback.vjp(self._lent(xs))
-        count = len(found)
-        outcome = self._outcome(list(found))
+        results, pullback = self._pullback.vjp(self._lent(xs))
+        found, count = list(results), len(results)
+        del results  # so that the tensors are held nowhere else
+        outcome = self._outcome(found)
         inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
         slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
         results = tuple(inputs[i] for i in wanted)

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_map_only  # private: what torch's own modes
 from polybridge.backends.torch.convert import torch_dtype
 from polybridge.core.backend import Context, Pullback
 from polybridge.core.closures import reachable
-from polybridge.core.errors import MutationError
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
@@ -42,18 +41,16 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
             x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in primals
         ]
         nested = any(x.requires_grad for x in primals)
-        try:
-            outputs: list[Tensor | None] = list(fn(*inputs))
-        except RuntimeError as error:
-            if "leaf Variable that requires grad is being used in an in-place" in str(error):
-                raise MutationError(
-                    f"The function writes in place to an input, which it had not done in earlier calls ({error}). "
-                    f"Wrap it with `copy=True`, or do not write to its inputs."
-                ) from error
-            raise
+        outputs: list[Tensor | None] = list(fn(*inputs))
         edges = _edges(outputs)
     pullback = GraphPullback(inputs, edges, nested)
     return [y if nested else y.detach() for y in outputs if y is not None], pullback
+
+
+def is_refused_write(error: Exception) -> bool:
+    """Whether autograd refused to write to a leaf, or to a view of one, that it differentiates."""
+    refusal = "leaf Variable that requires grad is being used in an in-place"
+    return isinstance(error, RuntimeError) and refusal in str(error)
 
 
 class GraphPullback(Pullback):
