@@ -294,9 +294,9 @@ class PullbackRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
         forks.check(self.call)
-        results, pullback = self._pullback.vjp(self._lent(xs))
-        found, count = list(results), len(results)
-        del results  # so that the tensors are held nowhere else
+        given, pullback = self._pullback.vjp(self._lent(xs))
+        found, count = list(given), len(given)
+        del given  # so that the tensors are held nowhere else
         outcome = self._outcome(found)
         inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
         slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
