@@ -162,6 +162,10 @@ class Backend(ABC):
         """Return a number that every write to the tensor's memory changes; asked where `counts_writes`."""
         raise NotImplementedError
 
+    def is_refused_write(self, error: Exception) -> bool:
+        """Whether `error` says that the framework has refused to write to a tensor that it differentiates."""
+        return False
+
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Whether two dense tensors of one spec have the same bytes; asked where `counts_writes`."""
         return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()

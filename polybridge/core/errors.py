@@ -144,6 +144,15 @@ class MutationError(PolybridgeError, RuntimeError):
             f"or do not write to its inputs."
         )
 
+    @classmethod
+    def refused(cls, call: str, error: BaseException) -> MutationError:
+        """Say that a write was stopped, and what happens next."""
+        return cls(
+            f"`{call}` tried to write in place to an input whose memory it shares with the caller's tensor, although "
+            f"it had not done so in earlier calls ({error}). Nothing was written, and later calls get copies. Wrap "
+            f"the function with `copy=True`, or do not write to its inputs."
+        )
+
 
 class PromisedShapeError(PolybridgeError, ValueError):
     """A result differs from what was promised when the graph was traced."""

@@ -118,8 +118,20 @@ class Loan:
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]
 
-    def run(self, fn: Callable[[Sequence[Tensor | None]], Any], lent: Sequence[Tensor | None], call: str) -> Any:
+    def run(
+        self,
+        fn: Callable[[Sequence[Tensor | None]], Any],
+        lent: Sequence[Tensor | None],
+        call: str,
+        name: Callable[[int], str],
+    ) -> Any:
         """Return `fn(lent)`, on differentiable copies or watched.
+
+        Args:
+            fn: reads the tensors that it is lent.
+            lent: from `lend`.
+            call: how messages name the function.
+            name: how they name one of the tensors.
 
         Raises:
             MutationError: the function wrote to memory that it had been trusted with.
@@ -129,12 +141,18 @@ class Loan:
         source = self._exchange.source
         handed = [None if x is None else _copied(source, x) for x in lent] if self._guarding else lent
         before = [None if x is None else source.version(x) for x in handed]
-        result = fn(handed)
+        try:
+            result = fn(handed)
+        except Exception as error:
+            if not self._guarding and source.is_refused_write(error):
+                self._distrust()
+                raise MutationError.refused(call, error) from error
+            raise
         written = [i for i, x in enumerate(handed) if x is not None and source.version(x) != before[i]]
         if not self._guarding:
             if written:
-                self._guarding = self._inside = self._spoiled = True
-                raise MutationError.written(call, f"input {written[0]}")
+                self._distrust()
+                raise MutationError.written(call, name(written[0]))
         elif self._probes is None and not self._spoiled:
             # a write may go past the version counter
             if written or not all(a is None or source.same(a, b) for a, b in zip(lent, handed, strict=True)):
@@ -142,6 +160,9 @@ class Loan:
             else:
                 self._keep(handed)
         return result
+
+    def _distrust(self) -> None:
+        self._guarding = self._inside = self._spoiled = True
 
     def until(self, residual: Any) -> None:
         """Wait for the death of the first call's residual before judging whether the function has let go."""

@@ -116,13 +116,11 @@ class FunctionRelay(Relay):
         """Run the function under the source's reverse mode."""
         forks.check(self.call)
         lent = self._lend(xs)
-        results, outputs, pullback = self._evaluate(lent, wanted, self._run_on_loan)
+        results, pullback = self._evaluate(lent, wanted, self._run_on_loan)
         if not self.told:
             self._tell(pullback)
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
-        results = results.with_outputs(outputs)
-        del outputs
         outcome = results.give(self.exchange, self.call)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
@@ -136,6 +134,7 @@ class FunctionRelay(Relay):
         Raises:
             PromisedShapeError: the function cannot run on placeholders.
         """
+        forks.check(self.call)
         if self._output_specs is not None:
             return self._given_plan()
         try:
@@ -153,10 +152,10 @@ class FunctionRelay(Relay):
                 results = self._run_on_copies(placeholders)
                 found = [self._source.spec(x) for x in results.tensors]
                 return Abstract(found, results.differentiable, results.structure, None)
-            results, outputs, pullback = self._evaluate(placeholders, wanted, self._run_on_copies)
-            tensors = results.with_outputs(outputs).tensors
-            found = [self._source.spec(x) for x in tensors]
-        evaluation = Evaluation(pullback, list(outputs), tuple(range(len(wanted))), running)
+            results, pullback = self._evaluate(placeholders, wanted, self._run_on_copies)
+            found = [self._source.spec(x) for x in results.tensors]
+        outputs: list[Tensor | None] = list(results.take_outputs())
+        evaluation = Evaluation(pullback, outputs, tuple(range(len(wanted))), running)
         return Abstract(found, results.differentiable, results.structure, evaluation)
 
     def _given_plan(self) -> Abstract:
@@ -183,24 +182,27 @@ class FunctionRelay(Relay):
 
     def _evaluate(
         self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Callable[[Sequence[Tensor]], _Results]
-    ) -> tuple[_Results, Sequence[Tensor], Pullback]:
+    ) -> tuple[_Results, Pullback]:
         """Evaluate under the source's vjp with the wanted inputs as primals and the others held fixed."""
-        kept: list[_Results] = []
+        first: _Results | None = None
 
         def primal(*primals: Tensor) -> list[Tensor]:
             merged = list(inputs)
             for position, value in zip(wanted, primals, strict=True):
                 merged[position] = value
+            nonlocal first
             results = run(merged)
-            if not kept:
-                kept.append(results.without_outputs())
-            return results.outputs()
+            if first is None:  # a source may run the function again for a second derivative
+                first = results
+            return results.take_outputs()
 
         outputs, pullback = pullback_of(self._source, primal, [inputs[i] for i in wanted])
-        return kept.pop(), outputs, pullback
+        assert first is not None
+        first.put_outputs(outputs)
+        return first, pullback
 
     def _run_on_loan(self, inputs: Sequence[Tensor]) -> _Results:
-        results: _Results = self._loan.run(self._run, inputs, self.call)
+        results: _Results = self._loan.run(self._run, inputs, self.call, self._structure.argument)
         return results
 
     def _run_on_copies(self, inputs: Sequence[Tensor]) -> _Results:
@@ -286,14 +288,16 @@ class PullbackRelay(Relay):
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Pull the cotangents back."""
         forks.check(self.call)
-        return self._outcome(list(self._loan.run(self._pullback, self._lent(xs), self.call)))
+        name = "the cotangent of output {}".format
+        return self._outcome(list(self._loan.run(self._pullback, self._lent(xs), self.call, name)))  # held nowhere else
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
         forks.check(self.call)
-        found, pullback = self._pullback.vjp(self._lent(xs))
-        count = len(found)
-        outcome = self._outcome(list(found))
+        given, pullback = self._pullback.vjp(self._lent(xs))
+        found, count = list(given), len(given)
+        del given  # so that the tensors are held nowhere else
+        outcome = self._outcome(found)
         inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
         slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
         results = tuple(inputs[i] for i in wanted)
@@ -309,7 +313,7 @@ class PullbackRelay(Relay):
         return Outcome(_given(self.exchange, leaves, self.call), None, connected)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Results:
     """What the user's function returned: its tensors, which of them are differentiable, and the tree around them."""
 
@@ -317,22 +321,21 @@ class _Results:
     differentiable: tuple[bool, ...]
     structure: Structure
 
-    def outputs(self) -> list[Tensor]:
-        """Return the differentiable tensors."""
-        return [x for x, is_output in zip(self.tensors, self.differentiable, strict=True) if is_output]
+    def take_outputs(self) -> list[Tensor]:
+        """Return the differentiable tensors, so that nothing here keeps them alive."""
+        outputs = []
+        for i, is_output in enumerate(self.differentiable):
+            if is_output:
+                outputs.append(self.tensors[i])
+                self.tensors[i] = None
+        return outputs
 
-    def without_outputs(self) -> _Results:
-        """Return the same without the differentiable tensors, so that nothing here keeps them alive."""
-        kept = [None if is_output else x for x, is_output in zip(self.tensors, self.differentiable, strict=True)]
-        return _Results(kept, self.differentiable, self.structure)
-
-    def with_outputs(self, outputs: Sequence[Tensor]) -> _Results:
-        """Return the same with these differentiable tensors."""
-        positions = [i for i, is_output in enumerate(self.differentiable) if is_output]
-        tensors = list(self.tensors)
-        for position, output in zip(positions, outputs, strict=True):
-            tensors[position] = output
-        return _Results(tensors, self.differentiable, self.structure)
+    def put_outputs(self, outputs: Sequence[Tensor]) -> None:
+        """Put differentiable tensors back where they were taken from."""
+        following = iter(outputs)
+        for i, is_output in enumerate(self.differentiable):
+            if is_output:
+                self.tensors[i] = next(following)
 
     def give(self, exchange: Exchange, call: str) -> Outcome:
         """Hand the tensors over to the caller."""

@@ -181,7 +181,7 @@ def test_releasing_empties_the_place():
 
 def lend_and_run(loan: Loan, fn, *tensors):
     """Lend tensors to `fn` as a relay does, and return its result."""
-    return loan.run(lambda lent: fn(*lent), loan.lend(tensors), "f (src='source')")
+    return loan.run(lambda lent: fn(*lent), loan.lend(tensors), "f (src='source')", "input {}".format)
 
 
 def copies_of_a_call(loan: Loan, fn, *tensors) -> int:

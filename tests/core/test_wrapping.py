@@ -1,7 +1,7 @@
 """Asks `wrap` and `convert`: what they refuse, what they keep of a function, and what reaches it."""
 
-import inspect
 import functools
+import inspect
 import threading
 
 import numpy as np
@@ -137,14 +137,14 @@ def test_the_decorator_takes_every_option(fake):
         decorate(double)
 
 
-def test_a_wrapped_function_keeps_name_and_docstring(fake):
+def test_a_wrapped_function_keeps_name_docstring_and_signature(fake):
     f = polybridge.wrap(double, src="toy", dst="fake")
     assert (f.__name__, f.__doc__) == ("double", "Return twice the input.")
     assert inspect.signature(f) == inspect.signature(double)
 
 
-def test_a_wrapped_function_does_not_offer_the_foreign_one(fake):
-    """TensorFlow would follow `__wrapped__` and call the function with its own tensors."""
+def test_nobody_is_led_past_the_wrapped_function(fake):
+    """TensorFlow calls what `__wrapped__` leads to."""
     assert not hasattr(polybridge.wrap(double, src="toy", dst="fake"), "__wrapped__")
 
 
@@ -176,7 +176,6 @@ def test_a_wrapped_object_does_not_spread_its_attributes_over_the_function(fake)
 def test_a_builtin_without_a_signature_may_be_wrapped(fake, x):
     f = polybridge.wrap(max, src="toy", dst="fake")
     assert f.__name__ == "max"
-    assert not hasattr(f, "__wrapped__")
 
 
 def test_a_partial_may_be_wrapped(fake, x):
@@ -217,7 +216,7 @@ def test_each_call_sees_its_own_static_values(fake, x):
 
 
 def test_a_function_sees_a_dict_in_the_order_of_this_call(fake, x):
-    f = polybridge.wrap(lambda tree, /, **options: [*tree, *options], src="toy", dst="fake")
+    f = polybridge.wrap(lambda tree, **options: [*tree, *options], src="toy", dst="fake")
     assert f({"a": x, "b": x}, c=x, d=x) == ["a", "b", "c", "d"]
     assert f({"b": x, "a": x}, d=x, c=x) == ["b", "a", "d", "c"]
 

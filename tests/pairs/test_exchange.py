@@ -273,7 +273,7 @@ def test_a_late_write_raises_and_names_the_way_out():
     flag = []
     fn = trusted(in_tf(writer(flag)), x := tf.constant([1.0, 2.0]))
     flag.append(1)
-    with pytest.raises(polybridge.MutationError, match=r"wrote in place to input 0.*copy=True"):
+    with pytest.raises(polybridge.MutationError, match=r"wrote in place to args\[0\].*copy=True"):
         fn(x)
 
 
@@ -291,7 +291,7 @@ def test_a_late_write_to_a_second_input_names_it():
     fn = in_tf(lambda a, b: b.add_(a) if flag else a + b)
     trusted(fn, tf.ones(2), x := tf.ones(2))
     flag.append(1)
-    with pytest.raises(polybridge.MutationError, match="input 1"):
+    with pytest.raises(polybridge.MutationError, match=r"args\[1\]"):
         fn(tf.ones(2), x)
 
 

@@ -120,3 +120,12 @@ def test_training_a_toy_model_with_a_torch_optimiser():
         loss(w, b, x, 2 * x + 1).backward()
         optimiser.step()
     assert (w.item(), b.item()) == pytest.approx((2.0, 1.0), abs=1e-4)
+
+
+def test_a_random_function_is_not_differentiated_by_drawing_again():
+    """A plain callable as a pullback can be differentiated by a second run only, which would draw another mask."""
+    masks = iter([2.0, 30.0])
+    f = polybridge.wrap(lambda x: x * next(masks), src="toy", dst="torch")
+    x = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(polybridge.NotDifferentiableError, match="other values when it was run again"):
+        torch.autograd.grad(f(x), x, create_graph=True)

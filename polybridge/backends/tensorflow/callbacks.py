@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 _eager_lock = threading.Lock()
 _eager_threads = 0
 _eager_before = False
-_residuals: dict[int, Relay] = {}
+_residuals: dict[int, tuple[Relay, weakref.ref[Any]]] = {}  # by number, with what waits for the buffer's death
 
 
 def inside() -> bool:
@@ -52,8 +52,12 @@ def call(
     """
 
     def entered(*args: Any) -> Sequence[Any]:
-        with _entered():
+        depth = _thread.__dict__.get("depth", 0)
+        _thread.depth = depth + 1
+        try:
             return fn(*args)
+        finally:
+            _thread.depth = depth
 
     def of_operation(op: Any, *cts: Any) -> Sequence[Any]:
         return gradient(op.inputs, op.outputs, cts)
@@ -64,9 +68,7 @@ def call(
     tf.RegisterGradient(name)(of_operation)
     override = tf.compat.v1.get_default_graph().gradient_override_map({"EagerPyFunc": name})
     with _private.stop_recording(), override:
-        results = tf.py_function(entered, list(inputs), [spec.dtype for spec in specs])
-    if not specs:  # then it is an operation, which the graph runs for its effect
-        return []
+        results = _private.py_function(entered, inputs, [spec.dtype for spec in specs])
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     _private.record(results, list(inputs), lambda *cts: gradient(inputs, results, cts))
@@ -104,17 +106,16 @@ def keep(back: Relay) -> tf.Tensor:
     """Return a token for a residual, which is dropped when TensorFlow drops the token."""
     number = next(_numbers)
     buffer = np.zeros(1 + 2 * ALIGNMENT // 8, dtype=np.int64).view(_Buffer)
-    start = -buffer.ctypes.data % ALIGNMENT // 8
+    start = -buffer.__array_interface__["data"][0] % ALIGNMENT // 8
     token = buffer[start : start + 1]
     token[0] = number
-    _residuals[number] = back
-    weakref.finalize(buffer, _residuals.pop, number, None)
+    _residuals[number] = back, weakref.ref(buffer, lambda _: _residuals.pop(number, None))
     return from_dlpack(token.__dlpack__())
 
 
 def kept(token: tf.Tensor) -> Relay:
     """Return the residual of a token."""
-    back = _residuals.get(int(token.numpy()[0]))
+    back, _ = _residuals.get(int(token.numpy()[0]), (None, None))
     if back is None:
         raise ResidualError(
             "A gradient was asked for of a wrapped function whose forward is gone: the graph copied polybridge's token "
@@ -125,12 +126,3 @@ def kept(token: tf.Tensor) -> Relay:
 
 class _Buffer(np.ndarray):
     """A plain array that can carry a finalizer."""
-
-
-@contextlib.contextmanager
-def _entered() -> Iterator[None]:
-    _thread.depth = getattr(_thread, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _thread.depth -= 1

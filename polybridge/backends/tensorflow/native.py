@@ -22,7 +22,7 @@ Tensor = Any
 
 def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of TensorFlow tensors that evaluates the relay and that tapes and graphs follow."""
-    plans: dict[tuple[TensorSpec, ...], Abstract] = {}
+    plans: dict[Any, Abstract] = {}
 
     def native(*xs: Any) -> Outcome:
         try:
@@ -48,12 +48,16 @@ def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
     wanted = [i for i, x in enumerate(xs) if x is not None and _is_wanted(x)]
     outcome, back = relay.vjp(xs, wanted)
     primals = [xs[i] for i in wanted]
+    recorded = [i for i, y in enumerate(outcome.leaves) if y is not None]
+    outputs = [i for i, differentiable in enumerate(outcome.differentiable) if differentiable]
+    zeros = [_zeros_like(outcome.leaves[i]) for i in outputs]
 
     def gradient(*cts: Tensor | None) -> list[Tensor | None]:
         given = dict(zip(recorded, cts, strict=True))
-        taken = [given.get(i) for i, differentiable in enumerate(outcome.differentiable) if differentiable]
+        taken = [given.get(i) for i in outputs]
         if any(ct is not None and tf.is_symbolic_tensor(ct) for ct in taken):  # in the graph of `tape.jacobian`
-            found = _pulled_in_graph(back, primals, taken, outcome)
+            filled = [zero() if ct is None else ct for ct, zero in zip(taken, zeros, strict=True)]
+            found = _pulled_in_graph(back, primals, filled)
         elif _private.is_followed([x for x in (*primals, *taken) if x is not None]):
             found = _eager(back, [*primals, *taken]).leaves
         else:
@@ -61,33 +65,29 @@ def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
         gradients = spread(found, wanted, len(xs))
         return [g for g, x in zip(gradients, xs, strict=True) if x is not None]
 
-    recorded = [i for i, y in enumerate(outcome.leaves) if y is not None]
     _private.record([outcome.leaves[i] for i in recorded], present, gradient)
     return outcome
 
 
-def _pulled_in_graph(
-    back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor | None], outcome: Outcome
-) -> list[Tensor | None]:
+def _pulled_in_graph(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
     """Pull symbolic cotangents back through an evaluation that was eager."""
-    outputs = [y for y, differentiable in zip(outcome.leaves, outcome.differentiable, strict=True) if differentiable]
-    plan = Abstract([], (True,) * len(outputs), None, None)
+    plan = Abstract([], (True,) * len(cts), None, None)
     pull = _Pull(lambda _: back, as_caller(back.exchange.source), plan, ())
-    return pull(tf.constant([0], tf.int64), primals, _filled(cts, outputs))
+    return pull(tf.constant([0], tf.int64), primals, cts)
 
 
-def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[tuple[TensorSpec, ...], Abstract]) -> Outcome:
+def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstract]) -> Outcome:
     """Add a callback to the graph being built, and record a gradient that is a callback too."""
     if _private.in_xla_context():
         raise CompilationError.in_xla(relay.call)
     specs = tuple(map(convert.spec, xs))
     wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
-    plan = plans.get(specs)
+    followed = relay.exchange.source.differentiating()
+    plan = plans.get((specs, followed))
     if plan is None:
-        plan = plans[specs] = relay.abstract(specs, wanted)
+        plan = plans[specs, followed] = relay.abstract(specs, wanted)
     promised = list(map(_tf_spec, plan.specs))
     caller = as_caller(relay.exchange.source)
-    followed = relay.exchange.source.differentiating()
 
     def evaluate(*values: Tensor) -> list[Tensor]:
         look = followed and not relay.told  # one differentiated run, to see whether it holds weights
@@ -170,6 +170,8 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
         PromisedShapeError: they are not; TensorFlow itself would not notice.
     """
     found = [convert.spec(y) for y in outcome.leaves]
+    if found == plan.specs:
+        return outcome.leaves
     if len(found) != len(plan.specs):
         raise PromisedShapeError.differs(call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")
     for i, (spec, promised) in enumerate(zip(found, plan.specs, strict=True)):
@@ -181,6 +183,11 @@ def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
 
 def _is_wanted(x: Tensor) -> bool:
     return convert.is_differentiable(x) and _private.is_followed([x])
+
+
+def _zeros_like(x: Tensor) -> Callable[[], Tensor]:
+    """Return what makes zeros like `x` without keeping `x` alive."""
+    return partial(tf.zeros, x.shape, x.dtype)
 
 
 def _filled(cts: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[Tensor]:

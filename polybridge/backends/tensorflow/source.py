@@ -13,7 +13,7 @@ from polybridge.core.backend import Pullback
 from polybridge.core.closures import reachable
 
 Tensor = Any
-EagerTensor = type(tf.constant(0))
+EagerTensor = tf.__internal__.EagerTensor  # not `type(tf.constant(0))`, which would start the runtime
 
 
 def run(fn: Callable[[], Any]) -> Any:

@@ -88,6 +88,10 @@ class TorchBackend(Backend):
         """Return the version counter."""
         return tensor._version
 
+    def is_refused_write(self, error: Exception) -> bool:
+        """Whether autograd has refused it."""
+        return source.is_refused_write(error)
+
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Compare bytes."""
         return convert.same(a, b)

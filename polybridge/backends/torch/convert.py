@@ -71,7 +71,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Return a capsule on the memory of a dense tensor."""
-    return _to_dlpack(tensor.detach() if tensor.requires_grad else tensor)
+    return _to_dlpack(tensor.detach())  # a tensor of its own, so that `owns` sees the capsule
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

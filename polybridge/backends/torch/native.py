@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch._C._functorch import is_legacy_batchedtensor  # private, see `_pull_batch`
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
 from polybridge.backends.torch import convert
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
+from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -23,6 +24,8 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     def native(*xs: Tensor | None) -> Outcome:
         if any(type(x) is FakeTensor for x in xs):
             return _abstract(relay, xs)
+        if any(x is not None and is_functorch_wrapped_tensor(x) for x in xs):
+            raise UnsupportedTensorError("a tensor inside a `torch.func` transform").at(relay.call, "an argument")
         grad = torch.is_grad_enabled()
         if grad and any(x is not None and x.requires_grad for x in xs):
             return crossing(relay, xs)

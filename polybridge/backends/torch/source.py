@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import (
+    GradientEdge,
+    Node,
+    _engine_run_backward,  # private: what `torch.autograd.grad` calls
+    get_gradient_edge,
+)
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTensorMode
 from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
 from polybridge.backends.torch.convert import torch_dtype
 from polybridge.core.backend import Context, Pullback
 from polybridge.core.closures import reachable
-from polybridge.core.errors import MutationError
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
@@ -36,18 +41,16 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
             x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in primals
         ]
         nested = any(x.requires_grad for x in primals)
-        try:
-            outputs: list[Tensor | None] = list(fn(*inputs))
-        except RuntimeError as error:
-            if "leaf Variable that requires grad is being used in an in-place" in str(error):
-                raise MutationError(
-                    f"The function writes in place to an input, which it had not done in earlier calls ({error}). "
-                    f"Wrap it with `copy=True`, or do not write to its inputs."
-                ) from error
-            raise
+        outputs: list[Tensor | None] = list(fn(*inputs))
         edges = _edges(outputs)
     pullback = GraphPullback(inputs, edges, nested)
     return [y if nested else y.detach() for y in outputs if y is not None], pullback
+
+
+def is_refused_write(error: Exception) -> bool:
+    """Whether autograd refused to write to a leaf, or to a view of one, that it differentiates."""
+    refusal = "leaf Variable that requires grad is being used in an in-place"
+    return isinstance(error, RuntimeError) and refusal in str(error)
 
 
 class GraphPullback(Pullback):
@@ -89,8 +92,11 @@ class GraphPullback(Pullback):
         if not pairs or not inputs:
             return [None] * len(self._inputs)
         edges, grads = zip(*pairs, strict=True)
+        # `torch.autograd.grad` without its checks of user input, which take as long as a small function's backward.
         found = iter(
-            torch.autograd.grad(edges, inputs, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
+            _engine_run_backward(
+                edges, grads, True, create_graph, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+            )
         )
         return [None if x is None else _dense(next(found)) for x in self._inputs]
 
@@ -98,11 +104,12 @@ class GraphPullback(Pullback):
 def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
     """Return fake tensors, which have shapes and dtypes and run every operation without computing."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    entering = threading.RLock()  # a mode keeps count of its entries on itself, and two threads may trace one plan
 
     @contextlib.contextmanager
     def running() -> Iterator[None]:
         grad = torch.is_grad_enabled()  # which leaving inference mode switches on
-        with torch.inference_mode(False), torch.set_grad_enabled(grad), mode, _Untouched(mode):
+        with entering, torch.inference_mode(False), torch.set_grad_enabled(grad), mode, _Untouched(mode):
             yield
 
     with torch.inference_mode(False), mode:

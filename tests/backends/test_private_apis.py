@@ -1,0 +1,107 @@
+"""Asks of each private name of a framework that polybridge uses that it still does what it is used for."""
+
+import gc
+
+import pytest
+import tensorflow as tf
+import torch
+
+from polybridge.backends.tensorflow import _private
+from polybridge.backends.torch import convert
+
+
+def test_a_fresh_storage_has_one_user_and_a_view_makes_two():
+    x = torch.ones(3) * 2
+    assert convert.owns(x)
+    other = x.detach()
+    assert not convert.owns(x)
+    del other
+    assert convert.owns(x)
+
+
+def test_a_residual_and_a_capsule_are_users_of_a_storage():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    out = y.detach()
+    del y
+    assert convert.owns(out)
+    y = x.exp()  # saves its result for the backward
+    out, edge = y.detach(), torch.autograd.graph.get_gradient_edge(y)
+    del y
+    assert not convert.owns(out)
+    del edge
+    capsule = convert.to_dlpack(out)
+    assert not convert.owns(out)
+    del capsule
+    gc.collect()
+    assert convert.owns(out)
+
+
+def test_memory_of_numpy_is_not_owned():
+    import numpy as np
+
+    assert not convert.owns(torch.from_numpy(np.ones(3)))
+
+
+def test_the_engine_takes_edges_and_returns_none_for_an_unused_input():
+    x, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    edge = torch.autograd.graph.get_gradient_edge(x * 3)
+    found = torch.autograd.graph._engine_run_backward(
+        (edge,), (torch.ones(2),), True, False, (x, unused), allow_unreachable=True, accumulate_grad=False
+    )
+    assert found[0].tolist() == [3.0, 3.0] and found[1] is None
+
+
+def test_a_tensor_is_followed_under_a_tape_and_under_an_accumulator():
+    x, other = tf.constant(1.0), tf.constant(2.0)
+    assert not _private.is_followed([x])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        assert _private.is_followed([x]) and _private.is_followed([x * 2]) and not _private.is_followed([other])
+        assert _private.is_taped()
+    with tf.autodiff.ForwardAccumulator(x, tf.constant(1.0)):
+        assert _private.is_followed([x])
+    assert not _private.is_taped()
+
+
+def test_a_recorded_operation_gets_its_gradient():
+    x = tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.constant(10.0) + 0
+        _private.record([y], [x], lambda ct: [5 * ct])
+    assert float(tape.gradient(y, x)) == 5
+
+
+def test_gradients_of_a_tape_are_the_public_ones():
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = x**3
+    ct = tf.constant([1.0, 10.0])
+    public = tape.gradient(y, x, output_gradients=ct)
+    tf.debugging.assert_equal(_private.gradients(tape, [y], [x], [ct])[0], public)
+
+
+def test_a_callback_in_a_graph_gets_eager_tensors():
+    seen = []
+
+    @tf.function
+    def f(x):
+        (y,) = _private.py_function(lambda v: [seen.append(type(v)) or v + 1], [x], [tf.float32])
+        return y
+
+    assert float(f(tf.constant(1.0))) == 2
+    assert seen == [type(tf.constant(0))]
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_xla_is_seen_while_tracing(jit):
+    seen = []
+    tf.function(lambda x: (seen.append(_private.in_xla_context()), x + 1)[1], jit_compile=jit)(tf.constant(1.0))
+    assert seen == [jit]
+
+
+def test_the_runtime_has_started_once_something_was_computed():
+    assert float(tf.constant(1.0) + 1) == 2
+    assert _private.has_started()
