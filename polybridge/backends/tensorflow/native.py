@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks, convert
+from polybridge.core import forks
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
 from polybridge.core.callbacks import as_caller
@@ -78,6 +79,7 @@ def _pulled_in_graph(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tenso
 
 def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstract]) -> Outcome:
     """Add a callback to the graph being built, and record a gradient that is a callback too."""
+    forks.check(relay.call)
     if _private.in_xla_context():
         raise CompilationError.in_xla(relay.call)
     specs = tuple(map(convert.spec, xs))
