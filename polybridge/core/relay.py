@@ -29,7 +29,7 @@ from polybridge.core.errors import (
 )
 from polybridge.core.exchange import Exchange, Loan, array_to
 from polybridge.core.specs import TensorSpec
-from polybridge.core.trees import Classify, Kind, Structure, flatten, path
+from polybridge.core.trees import Classify, Kind, Structure, flatten, path, separate
 
 Tensor = Any
 
@@ -210,25 +210,12 @@ class FunctionRelay(Relay):
 
     def _run(self, inputs: Sequence[Tensor]) -> _Results:
         args, kwargs = self._structure.rebuild(inputs)
-        result = self.fn(*args, **kwargs)
-        leaves, treedef = flatten(result)
-        classify, source = self._classify, self._source
-        dynamic: list[int] = []
-        tensors: list[Tensor] = []
-        for position, leaf in enumerate(leaves):
-            kind = classify(leaf)
-            if kind is Kind.STATIC:
-                continue
-            if kind is not Kind.TENSOR:
-                leaf = self._converted(kind, leaf, treedef, position)
-            dynamic.append(position)
-            tensors.append(leaf)
-            leaves[position] = None
+        tensors, structure = separate(self.fn(*args, **kwargs), self._classify, self._converted)
         try:
-            differentiable = tuple(map(source.is_differentiable, tensors))
+            differentiable = tuple(map(self._source.is_differentiable, tensors))
         except UnsupportedTensorError:
-            raise self._unsupported(tensors, treedef, dynamic) from None
-        return _Results(tensors, differentiable, Structure(treedef, leaves, tuple(dynamic)))
+            raise self._unsupported(tensors, structure) from None
+        return _Results(tensors, differentiable, structure)
 
     def _converted(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Tensor:
         where = path(treedef, position, "result")
@@ -238,12 +225,12 @@ class FunctionRelay(Relay):
             raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
         return array_to(self._source, leaf, self.call, where)
 
-    def _unsupported(self, tensors: list[Tensor], treedef: Any, dynamic: list[int]) -> UnsupportedTensorError:
-        for tensor, position in zip(tensors, dynamic, strict=True):
+    def _unsupported(self, tensors: list[Tensor], structure: Structure) -> UnsupportedTensorError:
+        for number, tensor in enumerate(tensors):
             try:
-                self._source.spec(tensor)
+                self._source.is_differentiable(tensor)
             except UnsupportedTensorError as error:
-                return error.at(self.call, path(treedef, position, "result"))
+                return error.at(self.call, structure.result(number))
         raise AssertionError("a tensor that was refused is accepted now")
 
     def _tell(self, pullback: Pullback) -> None:

@@ -79,6 +79,30 @@ class Structure:
         return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
 
 
+def separate(
+    tree: Any, classify: Classify, convert: Callable[[Kind, Any, Any, int], Any]
+) -> tuple[list[Any], Structure]:
+    """Return the tensors of a tree and the structure around them.
+
+    Args:
+        tree: arguments or a result.
+        classify: says what a leaf is.
+        convert: makes a tensor of a leaf that is neither one nor static, given its kind, the leaf, the treedef and its
+            position; or raises.
+    """
+    leaves, treedef = flatten(tree)
+    dynamic: list[int] = []
+    tensors: list[Any] = []
+    for position, leaf in enumerate(leaves):
+        kind = classify(leaf)
+        if kind is Kind.STATIC:
+            continue
+        tensors.append(leaf if kind is Kind.TENSOR else convert(kind, leaf, treedef, position))
+        dynamic.append(position)
+        leaves[position] = None
+    return tensors, Structure(treedef, leaves, tuple(dynamic))
+
+
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, None included, and its treedef; dataclass instances count as containers."""
     leaves, treedef = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=NAMESPACE)

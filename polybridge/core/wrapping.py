@@ -119,7 +119,7 @@ class _Wrapped:
         """Return the function that the caller sees."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            tensors, structure = self.flatten((args, kwargs))
+            tensors, structure = trees.separate((args, kwargs), self.arguments, self.convert)
             outcome = self.native(structure)(*tensors)
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
@@ -132,21 +132,6 @@ class _Wrapped:
         with contextlib.suppress(ValueError):  # of a builtin, whose signature nobody knows
             wrapped.__signature__ = inspect.signature(self.fn)  # type: ignore[attr-defined]
         return wrapped
-
-    def flatten(self, arguments: Any) -> tuple[list[Any], Structure]:
-        """Return the tensors among the arguments and the structure around them."""
-        leaves, treedef = trees.flatten(arguments)
-        classify = self.arguments
-        dynamic: list[int] = []
-        tensors: list[Any] = []
-        for position, leaf in enumerate(leaves):
-            kind = classify(leaf)
-            if kind is Kind.STATIC:
-                continue
-            tensors.append(leaf if kind is Kind.TENSOR else self.convert(kind, leaf, treedef, position))
-            dynamic.append(position)
-            leaves[position] = None
-        return tensors, Structure(treedef, leaves, tuple(dynamic))
 
     def convert(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Any:
         """Return a NumPy array as a tensor of the caller's framework; refuse everything else."""

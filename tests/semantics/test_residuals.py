@@ -12,27 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import polybridge
 from polybridge.backends.tensorflow import callbacks
+from tests.semantics.calls import to_tf, to_torch, with_gradient
 
 N = 1000
 ONES = tf.ones([N])
-
-
-def to_tf(fn, **options):
-    """Wrap a torch function for TensorFlow."""
-    return polybridge.wrap(fn, src="torch", dst="tf", **options)
-
-
-def to_torch(fn, **options):
-    """Wrap a TensorFlow function for torch."""
-    return polybridge.wrap(fn, src="tf", dst="torch", **options)
-
-
-def with_gradient(fn, x):
-    """Return value and gradient of the sum of `fn(x)`."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = fn(x)
-    return y, tape.gradient(y, x)
 
 
 def is_one_mask(y, g):

@@ -10,27 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import polybridge
+from tests.semantics.calls import to_tf, to_torch, with_gradient
 
 MODES = ["eager", "graph"]
 TINY = 1e-40  # a denormal float32
-
-
-def to_tf(fn, **options):
-    """Wrap a torch function for TensorFlow."""
-    return polybridge.wrap(fn, src="torch", dst="tf", **options)
-
-
-def to_torch(fn, **options):
-    """Wrap a TensorFlow function for torch."""
-    return polybridge.wrap(fn, src="tf", dst="torch", **options)
-
-
-def with_gradient(fn, x):
-    """Return value and gradient of the sum of `fn(x)`."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = fn(x)
-    return y, tape.gradient(y, x)
 
 
 def run(mode, fn, x):

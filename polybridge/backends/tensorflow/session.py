@@ -126,13 +126,9 @@ class _Function(_Computation):
             )
         if not self._told:
             self._told = True
-            names = _trainable_names(self.graph, _ancestors(self.outputs, stop=set(self.inputs_names())))
+            names = _trainable_names(self.graph, _ancestors(self.outputs, stop=[x.name for x in self.inputs]))
             if names:
                 warn(DetachedStateWarning.naming("graph_function", names))
-
-    def inputs_names(self) -> list[str]:
-        """Return the names of the tensors that are fed."""
-        return [x.name for x in self.inputs]
 
 
 def _residuals(function: _Computation, back: _Computation) -> tuple[list[GraphTensor], list[str]]:

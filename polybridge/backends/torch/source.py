@@ -161,11 +161,11 @@ def _autocast() -> list[torch.dtype | None]:
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
-    return _recording_for_once() if torch.is_inference_mode_enabled() else torch.enable_grad()
+    return _recording_outside_inference_mode() if torch.is_inference_mode_enabled() else torch.enable_grad()
 
 
 @contextlib.contextmanager
-def _recording_for_once() -> Iterator[None]:
+def _recording_outside_inference_mode() -> Iterator[None]:
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
