@@ -13,6 +13,8 @@ from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.specs import TensorSpec, dtype
 
 if TYPE_CHECKING:
+    from polybridge.core.evaluator import Evaluator
+    from polybridge.core.programs import Results
     from polybridge.core.relay import FunctionRelay, Outcome
 
 Tensor = Any
@@ -171,6 +173,33 @@ class Backend(ABC):
         return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()
 
     # Running. What a call needs around it.
+
+    def vmap(self, fn: Run, axes: Sequence[int | None], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Evaluate `fn` for each example of a batch, as the framework itself vectorises functions.
+
+        Args:
+            fn: takes one example of each input, and returns a sequence of tensors.
+            axes: the axis of each input along which its examples lie; None for an input that they share.
+            inputs: the batch.
+
+        Returns:
+            The results of `fn`, with the examples along axis 0. A `vjp` around this is right.
+
+        Raises:
+            NotImplementedError: the framework has no vectorisation; examples are then evaluated one by one.
+        """
+        raise NotImplementedError
+
+    def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
+        """Return how a program is evaluated again and again, where the framework keeps what it compiles.
+
+        Args:
+            run: the program: takes a list of tensors and returns `Results`.
+            run_on_copies: the program for placeholders.
+        """
+        from polybridge.core.evaluator import Evaluator  # which imports this module
+
+        return Evaluator(self, run, run_on_copies)
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()`, which evaluates a function of this framework without a derivative."""

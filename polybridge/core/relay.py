@@ -12,13 +12,13 @@ residuals of the evaluation that made it: the user's function runs once, whateve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polybridge.core import forks
-from polybridge.core.abstract import Abstract, Evaluation, plan
-from polybridge.core.backend import Pullback, pullback_of, spread
+from polybridge.core.abstract import Abstract, plan
+from polybridge.core.backend import Pullback, spread
 from polybridge.core.errors import (
     DetachedStateWarning,
     OutputError,
@@ -27,9 +27,10 @@ from polybridge.core.errors import (
     remember,
     warn,
 )
-from polybridge.core.exchange import Exchange, Loan, array_to
+from polybridge.core.exchange import Exchange, Loan
+from polybridge.core.programs import Program, Results
 from polybridge.core.specs import TensorSpec
-from polybridge.core.trees import Classify, Kind, Structure, flatten, path, separate
+from polybridge.core.trees import Structure, flatten
 
 Tensor = Any
 
@@ -78,50 +79,39 @@ class Relay(ABC):
 
 
 class FunctionRelay(Relay):
-    """The user's function, for arguments of one structure."""
+    """A program of the source."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        call: str,
-        exchange: Exchange,
-        structure: Structure,
-        classify: Classify,
-        output_specs: Any = None,
-    ) -> None:
+    def __init__(self, program: Program, exchange: Exchange, output_specs: Any = None) -> None:
         """Prepare the relay.
 
         Args:
-            fn: the user's function.
-            call: how messages name it.
-            exchange: between the caller's and the function's backend.
-            structure: of `(args, kwargs)`.
-            classify: says what a leaf of the result is to the source.
+            program: what the source runs.
+            exchange: between the caller's and the program's backend.
             output_specs: a tree of TensorSpec like the result's, where the user gave one.
         """
-        self.fn, self.call, self.exchange = fn, call, exchange
-        self._structure, self._classify, self._output_specs = structure, classify, output_specs
+        self.program, self.exchange, self.call = program, exchange, program.call
+        self._output_specs = output_specs
         self._source = exchange.source
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()
+        self._evaluator = self._source.evaluator(self._run_on_loan, self._run_on_copies)
         self.told = False
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
-        """Run the function."""
+        """Run the program."""
         forks.check(self.call)
-        results: _Results = self._source.run(lambda: self._run_on_loan(self._lend(xs)))
-        return results.give(self.exchange, self.call)
+        results: Results = self._source.run(lambda: self._evaluator(self._lend(xs)))
+        return self._handed_over(results)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
-        """Run the function under the source's reverse mode."""
+        """Run the program under the source's reverse mode."""
         forks.check(self.call)
-        lent = self._lend(xs)
-        results, pullback = self._evaluate(lent, wanted, self._run_on_loan)
+        results, pullback = self._evaluator.vjp(self._lend(xs), wanted)
         if not self.told:
             self._tell(pullback)
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
-        outcome = results.give(self.exchange, self.call)
+        outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
         back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count)
@@ -129,33 +119,20 @@ class FunctionRelay(Relay):
         return outcome, back
 
     def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
-        """Return the plan of an evaluation, as the user gave it or by running the function on placeholders.
+        """Return the plan of an evaluation, as the user gave it or by running the program on placeholders.
 
         Raises:
-            PromisedShapeError: the function cannot run on placeholders.
+            PromisedShapeError: the program cannot run on placeholders.
         """
         if self._output_specs is not None:
             return self._given_plan()
         try:
-            return plan(lambda concrete: self._evaluate_abstractly(concrete, wanted), specs)
+            return plan(lambda concrete: self._evaluator.abstract(concrete, wanted), specs)
         except PromisedShapeError:  # of a function of another framework inside this one
             raise
         except Exception as error:
             remember(error)  # graphs raise it again without its cause
             raise PromisedShapeError.unknown(self.call, specs, error) from error
-
-    def _evaluate_abstractly(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
-        placeholders, running = self._source.placeholders(specs)
-        with running():
-            if not self._source.differentiating():
-                results = self._run_on_copies(placeholders)
-                found = [self._source.spec(x) for x in results.tensors]
-                return Abstract(found, results.differentiable, results.structure, None)
-            results, pullback = self._evaluate(placeholders, wanted, self._run_on_copies)
-            found = [self._source.spec(x) for x in results.tensors]
-        outputs: list[Tensor | None] = list(results.take_outputs())
-        evaluation = Evaluation(pullback, outputs, tuple(range(len(wanted))), running)
-        return Abstract(found, results.differentiable, results.structure, evaluation)
 
     def _given_plan(self) -> Abstract:
         leaves, treedef = flatten(self._output_specs, is_leaf=_is_spec)
@@ -176,67 +153,25 @@ class FunctionRelay(Relay):
             try:
                 self.exchange.dest.dense(x)
             except UnsupportedTensorError as found:
-                return found.at(self.call, self._structure.argument(number))
+                return found.at(self.call, self.program.argument(number))
         return error.at(self.call, "an argument")
 
-    def _evaluate(
-        self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Callable[[Sequence[Tensor]], _Results]
-    ) -> tuple[_Results, Pullback]:
-        """Evaluate under the source's vjp with the wanted inputs as primals and the others held fixed."""
-        first: _Results | None = None
-
-        def primal(*primals: Tensor) -> list[Tensor]:
-            merged = list(inputs)
-            for position, value in zip(wanted, primals, strict=True):
-                merged[position] = value
-            nonlocal first
-            results = run(merged)
-            if first is None:  # a source may run the function again for a second derivative
-                first = results
-            return results.take_outputs()
-
-        outputs, pullback = pullback_of(self._source, primal, [inputs[i] for i in wanted])
-        assert first is not None
-        first.put_outputs(outputs)
-        return first, pullback
-
-    def _run_on_loan(self, inputs: Sequence[Tensor]) -> _Results:
-        results: _Results = self._loan.run(self._run, inputs, self.call, self._structure.argument)
+    def _run_on_loan(self, inputs: Sequence[Tensor]) -> Results:
+        results: Results = self._loan.run(self.program, inputs, self.call, self.program.argument)
         return results
 
-    def _run_on_copies(self, inputs: Sequence[Tensor]) -> _Results:
+    def _run_on_copies(self, inputs: Sequence[Tensor]) -> Results:
         copy = self._source.copy
-        return self._run([copy(x) for x in inputs] if self._source.counts_writes else inputs)
+        return self.program([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
-    def _run(self, inputs: Sequence[Tensor]) -> _Results:
-        args, kwargs = self._structure.rebuild(inputs)
-        tensors, structure = separate(self.fn(*args, **kwargs), self._classify, self._converted)
-        try:
-            differentiable = tuple(map(self._source.is_differentiable, tensors))
-        except UnsupportedTensorError:
-            raise self._unsupported(tensors, structure) from None
-        return _Results(tensors, differentiable, structure)
-
-    def _converted(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Tensor:
-        where = path(treedef, position, "result")
-        if kind is Kind.FOREIGN:
-            raise OutputError.foreign(self.call, where, type(leaf), self._source.name)
-        if kind is Kind.COMPOSITE:
-            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
-        return array_to(self._source, leaf, self.call, where)
-
-    def _unsupported(self, tensors: list[Tensor], structure: Structure) -> UnsupportedTensorError:
-        for number, tensor in enumerate(tensors):
-            try:
-                self._source.is_differentiable(tensor)
-            except UnsupportedTensorError as error:
-                return error.at(self.call, structure.result(number))
-        raise AssertionError("a tensor that was refused is accepted now")
+    def _handed_over(self, results: Results) -> Outcome:
+        leaves = _given(self.exchange, results.tensors, self.call, results.structure)
+        return Outcome(leaves, results.structure, results.differentiable)
 
     def _tell(self, pullback: Pullback) -> None:
-        """Warn once of trainable state that the function reads without getting it as an input."""
+        """Warn once of trainable state that the program reads without getting it as an input."""
         self.told = True
-        names = pullback.closed_over(self.fn)
+        names = pullback.closed_over(self.program.fn)
         if names:
             warn(DetachedStateWarning.naming(self.call, names))
 
@@ -297,35 +232,6 @@ class PullbackRelay(Relay):
         found.clear()
         connected = tuple(x is not None for x in leaves)
         return Outcome(_given(self.exchange, leaves, self.call), None, connected)
-
-
-@dataclass(slots=True)
-class _Results:
-    """What the user's function returned: its tensors, which of them are differentiable, and the tree around them."""
-
-    tensors: list[Tensor | None]
-    differentiable: tuple[bool, ...]
-    structure: Structure
-
-    def take_outputs(self) -> list[Tensor]:
-        """Return the differentiable tensors, so that nothing here keeps them alive."""
-        outputs = []
-        for i, is_output in enumerate(self.differentiable):
-            if is_output:
-                outputs.append(self.tensors[i])
-                self.tensors[i] = None
-        return outputs
-
-    def put_outputs(self, outputs: Sequence[Tensor]) -> None:
-        """Put differentiable tensors back where they were taken from."""
-        following = iter(outputs)
-        for i, is_output in enumerate(self.differentiable):
-            if is_output:
-                self.tensors[i] = next(following)
-
-    def give(self, exchange: Exchange, call: str) -> Outcome:
-        """Hand the tensors over to the caller."""
-        return Outcome(_given(exchange, self.tensors, call, self.structure), self.structure, self.differentiable)
 
 
 def _is_spec(value: Any) -> bool:

@@ -13,6 +13,7 @@ from polybridge.core import trees
 from polybridge.core.backend import Backend
 from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
+from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.trees import Classify, Kind, Structure
@@ -148,7 +149,8 @@ class _Wrapped:
         key = structure.key()
         native = self.natives.get(key)
         if native is None:
-            relay = FunctionRelay(self.fn, self.call, self.exchange, structure, self.results, self.output_specs)
+            program = UserFunction(self.fn, self.call, self.exchange.source, structure, self.results)
+            relay = FunctionRelay(program, self.exchange, self.output_specs)
             native = self.natives.setdefault(key, self.exchange.dest.wrap_as_native(relay))
             while len(self.natives) > _RELAYS:
                 self.natives.popitem(last=False)

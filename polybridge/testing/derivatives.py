@@ -13,6 +13,7 @@ import numpy as np
 from polybridge.core import trees
 from polybridge.core.backend import Run, Tensor, pullback_of
 from polybridge.core.exchange import Exchange
+from polybridge.core.programs import UserFunction
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.trees import Structure
 from polybridge.core.wrapping import classifier
@@ -215,7 +216,8 @@ def _native(subject: Subject, fn: Run, count: int) -> Callable[..., Outcome]:
     _, treedef = trees.flatten((tuple(_none(count)), {}))
     structure = Structure(treedef, _none(count), tuple(range(count)))
     exchange = Exchange(subject.backend, subject.backend)
-    return subject.backend.wrap_as_native(FunctionRelay(fn, "f", exchange, structure, classifier(subject.backend)))
+    program = UserFunction(fn, "f", subject.backend, structure, classifier(subject.backend))
+    return subject.backend.wrap_as_native(FunctionRelay(program, exchange))
 
 
 def _derivative(subject: Subject, fn: Run, primals: list[Tensor]) -> tuple[Run, list[Tensor]]:

@@ -8,6 +8,7 @@ from polybridge import TensorSpec
 from polybridge.core import trees
 from polybridge.core.abstract import Abstract, plan
 from polybridge.core.exchange import Exchange
+from polybridge.core.programs import UserFunction
 from polybridge.core.relay import FunctionRelay
 from polybridge.core.trees import Structure
 from polybridge.core.wrapping import classifier
@@ -22,7 +23,9 @@ def plan_of(backend):
     def plan_of(fn, *specs, wanted=(0,), output_specs=None):
         _, treedef = trees.flatten(((None,) * len(specs), {}))
         structure = Structure(treedef, [None] * len(specs), tuple(range(len(specs))))
-        relay = FunctionRelay(fn, "f", Exchange(backend, backend), structure, classifier(backend), output_specs)
+        relay = FunctionRelay(
+            UserFunction(fn, "f", backend, structure, classifier(backend)), Exchange(backend, backend), output_specs
+        )
         return relay.abstract(specs, wanted)
 
     return plan_of

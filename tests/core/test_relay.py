@@ -10,6 +10,7 @@ import toy
 import polybridge
 from polybridge.core import trees
 from polybridge.core.exchange import Exchange
+from polybridge.core.programs import UserFunction
 from polybridge.core.relay import FunctionRelay
 from polybridge.core.trees import Structure
 from polybridge.core.wrapping import classifier
@@ -24,7 +25,7 @@ def relay_of(backend):
     def relay_of(fn, count=1):
         _, treedef = trees.flatten(((None,) * count, {}))
         structure = Structure(treedef, [None] * count, tuple(range(count)))
-        return FunctionRelay(fn, "f", Exchange(backend, backend), structure, classifier(backend))
+        return FunctionRelay(UserFunction(fn, "f", backend, structure, classifier(backend)), Exchange(backend, backend))
 
     return relay_of
 

@@ -1,0 +1,111 @@
+"""A program: what a source runs, as a flat function of its tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polybridge.core.backend import Backend
+from polybridge.core.errors import OutputError, UnsupportedTensorError
+from polybridge.core.exchange import array_to
+from polybridge.core.trees import Classify, Kind, Structure, path, separate
+
+Tensor = Any
+
+
+@dataclass(slots=True)
+class Results:
+    """What a program returned: its tensors, which of them are differentiable, and the tree around them."""
+
+    tensors: list[Tensor | None]
+    differentiable: tuple[bool, ...]
+    structure: Structure
+
+    def take_outputs(self) -> list[Tensor]:
+        """Return the differentiable tensors, so that nothing here keeps them alive."""
+        outputs = []
+        for i, is_output in enumerate(self.differentiable):
+            if is_output:
+                outputs.append(self.tensors[i])
+                self.tensors[i] = None
+        return outputs
+
+    def put_outputs(self, outputs: Sequence[Tensor]) -> None:
+        """Put differentiable tensors back where they were taken from."""
+        following = iter(outputs)
+        for i, is_output in enumerate(self.differentiable):
+            if is_output:
+                self.tensors[i] = next(following)
+
+
+class Program(ABC):
+    """A flat function of a source's tensors.
+
+    Attributes:
+        fn: the user's own function.
+        call: how messages name it.
+        source: the backend that runs it.
+    """
+
+    fn: Callable[..., Any]
+    call: str
+    source: Backend
+
+    @abstractmethod
+    def __call__(self, inputs: Sequence[Tensor]) -> Results:
+        """Run it."""
+
+    @abstractmethod
+    def argument(self, number: int) -> str:
+        """Return where an input is among the arguments of the user's function."""
+
+
+class UserFunction(Program):
+    """The user's function, for arguments of one structure."""
+
+    def __init__(
+        self, fn: Callable[..., Any], call: str, source: Backend, structure: Structure, classify: Classify
+    ) -> None:
+        """Prepare the program.
+
+        Args:
+            fn: the user's function.
+            call: how messages name it.
+            source: the function's backend.
+            structure: of `(args, kwargs)`.
+            classify: says what a leaf of the result is to the source.
+        """
+        self.fn, self.call, self.source = fn, call, source
+        self._structure, self._classify = structure, classify
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Results:
+        """Run the function."""
+        args, kwargs = self._structure.rebuild(inputs)
+        tensors, structure = separate(self.fn(*args, **kwargs), self._classify, self._converted)
+        try:
+            differentiable = tuple(map(self.source.is_differentiable, tensors))
+        except UnsupportedTensorError:
+            raise self._unsupported(tensors, structure) from None
+        return Results(tensors, differentiable, structure)
+
+    def argument(self, number: int) -> str:
+        """Return the path of a leaf of `(args, kwargs)`."""
+        return self._structure.argument(number)
+
+    def _converted(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Tensor:
+        where = path(treedef, position, "result")
+        if kind is Kind.FOREIGN:
+            raise OutputError.foreign(self.call, where, type(leaf), self.source.name)
+        if kind is Kind.COMPOSITE:
+            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
+        return array_to(self.source, leaf, self.call, where)
+
+    def _unsupported(self, tensors: list[Tensor], structure: Structure) -> UnsupportedTensorError:
+        for number, tensor in enumerate(tensors):
+            try:
+                self.source.is_differentiable(tensor)
+            except UnsupportedTensorError as error:
+                return error.at(self.call, structure.result(number))
+        raise AssertionError("a tensor that was refused is accepted now")
