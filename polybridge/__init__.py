@@ -26,6 +26,7 @@ from polybridge.core.errors import (
     ResidualError,
     UnknownBackendError,
     UnsupportedTensorError,
+    UntracedWarning,
     WrongFrameworkError,
     last_error,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "TensorSpec",
     "UnknownBackendError",
     "UnsupportedTensorError",
+    "UntracedWarning",
     "WrongFrameworkError",
     "convert",
     "get_backend",

@@ -168,6 +168,10 @@ class Backend(ABC):
         """Whether `error` says that the framework has refused to write to a tensor that it differentiates."""
         return False
 
+    def narrows(self) -> bool:
+        """Whether tensors of some dtypes become narrower ones here; their cotangents are then widened on the way back."""
+        return False
+
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Whether two dense tensors of one spec have the same bytes; asked where `counts_writes`."""
         return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()

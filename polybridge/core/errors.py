@@ -19,7 +19,8 @@ PolybridgeError
 
 PolybridgeWarning (UserWarning)
 |-- DetachedStateWarning          trainable state in the source gets no gradient
-`-- PrecisionWarning              a dtype that the other side narrows
+|-- PrecisionWarning              a dtype that the other side narrows
+`-- UntracedWarning               a function that its framework cannot compile
 """
 
 from __future__ import annotations
@@ -224,6 +225,27 @@ class DetachedStateWarning(PolybridgeWarning):
 
 class PrecisionWarning(PolybridgeWarning):
     """A dtype that the other side narrows."""
+
+    @classmethod
+    def in_jax(cls) -> PrecisionWarning:
+        """Say that JAX computes in 32 bits, and how to switch 64 on."""
+        return cls(
+            "JAX has 64 bits switched off: float64 and complex128 tensors reach its functions as float32 and "
+            'complex64. `jax.config.update("jax_enable_x64", True)` switches them on. This is said once.'
+        )
+
+
+class UntracedWarning(PolybridgeWarning):
+    """A function that its framework cannot compile, and that runs operation by operation."""
+
+    @classmethod
+    def reading(cls, line: str, error: str) -> UntracedWarning:
+        """Say which line asks for values that a trace has not, and what to do."""
+        return cls(
+            f"JAX cannot compile this function, which needs the values of its inputs at {line} ({error}). It runs "
+            f"operation by operation from now on, and is traced at every call, which is slow. Use jax.numpy.where, "
+            f"jax.lax.cond and the like in place of Python's `if`, and jax.numpy in place of NumPy."
+        )
 
 
 def warn(warning: PolybridgeWarning) -> None:

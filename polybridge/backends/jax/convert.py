@@ -1,0 +1,180 @@
+"""JAX arrays in and out: dtypes, layouts, 64 bits that are off, ownership, DLPack, NumPy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.lib import _jax  # private, see `from_dlpack`
+from jax._src.xla_bridge import backends_are_initialized as started  # private: JAX has no public one (0.10)
+
+from polybridge.core.errors import PrecisionWarning, UnsupportedTensorError, warn
+from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec, dtype
+
+__all__ = ["started"]
+
+_NAMES = {dtype(name): name for name in SUPPORTED}
+_NARROWER = {
+    "float64": "float32",
+    "complex128": "complex64",
+    "int64": "int32",
+    "uint64": "uint32",
+}
+
+
+def is_composite(value: Any) -> bool:
+    """Whether it is a mutable reference, or a tree that JAX has been taught alone, such as a sparse array."""
+    return isinstance(value, jax.Ref) or not jax.tree_util.all_leaves([value])
+
+
+def spec(tensor: jax.Array) -> TensorSpec:
+    """Return shape and dtype."""
+    return TensorSpec(tensor.shape, dtype_name(tensor))
+
+
+def dtype_name(tensor: jax.Array) -> str:
+    """Return the NumPy name of the dtype.
+
+    Raises:
+        UnsupportedTensorError: typed PRNG keys, float8, int4 and other dtypes that no other framework holds.
+    """
+    name = _NAMES.get(tensor.dtype)
+    if name is not None:
+        return name
+    if jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key):
+        raise UnsupportedTensorError("a typed PRNG key; pass jax.random.key_data(key), and wrap it there again")
+    raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype}")
+
+
+def is_differentiable(tensor: jax.Array) -> bool:
+    """Whether it is floating or complex.
+
+    Raises:
+        UnsupportedTensorError: as `dtype_name`.
+    """
+    return dtype_name(tensor) in DIFFERENTIABLE
+
+
+def dense(tensor: jax.Array) -> jax.Array:
+    """Return a row-major array, the same object where it is one.
+
+    Raises:
+        UnsupportedTensorError: as `dtype_name`, and arrays that are traced, deleted or spread over several devices.
+    """
+    dtype_name(tensor)
+    if isinstance(tensor, jax.core.Tracer):
+        raise UnsupportedTensorError("a traced array, which has no values")
+    if tensor.is_deleted():
+        raise UnsupportedTensorError("an array that has been deleted or donated")
+    if tensor.sharding.num_devices > 1:
+        raise UnsupportedTensorError(
+            f"an array spread over {tensor.sharding.num_devices} devices; gather it with jax.device_put(x, device)"
+        )
+    if tensor.ndim > 1 and not owns(tensor) and not _is_row_major(tensor):
+        return copy(tensor)
+    return tensor
+
+
+def _is_row_major(tensor: jax.Array) -> bool:
+    layout = tensor.format.layout
+    return layout is None or layout.major_to_minor == tuple(range(tensor.ndim))
+
+
+def to_dlpack(tensor: jax.Array) -> Any:
+    """Return a capsule on the memory of a dense array, once its values have been computed."""
+    return tensor.__dlpack__()
+
+
+def from_dlpack(capsule: Any) -> jax.Array:
+    """Return an array on the memory of a capsule, which JAX copies where it is not aligned; narrowed where it must be.
+
+    Raises:
+        UnsupportedTensorError: integers that do not fit into 32 bits, while 64 bits are off.
+    """
+    # Private: `jax.dlpack.from_dlpack` takes an object and not a capsule, 17 us instead of 3, and cuts 64 bits silently.
+    # `tests/backends/test_private_apis.py` notices a change.
+    array: jax.Array = _jax.dlpack_managed_tensor_to_buffer(capsule, _cpu(), None, None)
+    return _narrowed(array) if array.dtype.itemsize >= 8 and narrows() else array
+
+
+def to_numpy(tensor: jax.Array) -> np.ndarray[Any, Any]:
+    """Return the values, as a view that cannot be written to."""
+    return np.asarray(dense(tensor))
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> jax.Array:
+    """Return an array of a copy of the values, in native byte order.
+
+    Raises:
+        UnsupportedTensorError: as `from_dlpack`.
+    """
+    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    return jnp.asarray(_narrowed(array) if narrows() else array)
+
+
+def copy(tensor: jax.Array) -> jax.Array:
+    """Return a row-major copy."""
+    copied = jnp.array(np.asarray(tensor), copy=True) if tensor.ndim > 1 else jnp.array(tensor, copy=True)
+    return copied
+
+
+def own(tensors: Iterable[jax.Array | None]) -> None:
+    """Note that the memory of each array was made by compiled code, which shares none with what else it takes or gives.
+
+    XLA copies what it would otherwise return twice, or return of its inputs and constants.
+    """
+    for tensor in tensors:
+        if tensor is not None:
+            tensor._polybridge_owns = True  # type: ignore[attr-defined]
+
+
+def owns(tensor: jax.Array) -> bool:
+    """Whether `own` has noted it."""
+    return hasattr(tensor, "_polybridge_owns")
+
+
+def narrows() -> bool:
+    """Whether 64 bits are off on this thread."""
+    return not jax.config.jax_enable_x64
+
+
+def narrowed_dtype(name: str) -> str:
+    """Return the dtype that an array of dtype `name` has here."""
+    return _NARROWER.get(name, name) if narrows() else name
+
+
+def _narrowed(array: Any) -> Any:
+    """Return an array of JAX or NumPy with 32 bits in place of 64.
+
+    Raises:
+        UnsupportedTensorError: integers that do not fit.
+    """
+    name = array.dtype.name
+    if name not in _NARROWER:
+        return array
+    values, narrower = np.asarray(array), np.dtype(_NARROWER[name])
+    if narrower.kind in "iu":
+        limits = np.iinfo(narrower)
+        if values.size and not (limits.min <= values.min() and values.max() <= limits.max):
+            raise UnsupportedTensorError(
+                f"a tensor of dtype {name} with values that do not fit into {narrower.name}, while JAX has 64 bits "
+                f'switched off (`jax.config.update("jax_enable_x64", True)` switches them on)'
+            )
+    else:
+        _tell_of_precision()
+    narrow = values.astype(narrower)
+    return narrow if isinstance(array, np.ndarray) else jnp.asarray(narrow)
+
+
+@functools.cache  # once a process, as it is switched for the process
+def _tell_of_precision() -> None:
+    warn(PrecisionWarning.in_jax())
+
+
+@functools.cache
+def _cpu() -> Any:
+    return jax.local_devices(backend="cpu")[0]
