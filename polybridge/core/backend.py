@@ -176,23 +176,41 @@ class Backend(ABC):
         """Whether two dense tensors of one spec have the same bytes; asked where `counts_writes`."""
         return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()
 
+    # Batches of the caller, evaluated example by example. Nothing here is differentiated.
+
+    def select(self, tensor: Tensor, axis: int, index: int) -> Tensor:
+        """Return the example at `index` along `axis`."""
+        return self.from_numpy(self.to_numpy(tensor).take(index, axis))
+
+    def stack(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        """Return tensors of one shape along a new axis."""
+        return self.from_numpy(np.stack([self.to_numpy(x) for x in tensors], axis))
+
+    def total(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of tensors of one shape."""
+        return self.from_numpy(
+            np.sum([self.to_numpy(x) for x in tensors], axis=0, dtype=self.to_numpy(tensors[0]).dtype)
+        )
+
     # Running. What a call needs around it.
 
-    def vmap(self, fn: Run, axes: Sequence[int | None], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Evaluate `fn` for each example of a batch, as the framework itself vectorises functions.
+    def vmap(self, fn: Run, axes: Sequence[int | None]) -> Run:
+        """Return `fn` over batches, as the framework itself vectorises functions; called once per function.
 
         Args:
-            fn: takes one example of each input, and returns a sequence of tensors.
+            fn: takes one example of each input, and returns a sequence of tensors. It has to be called at least once
+                for each combination of shapes and dtypes of the inputs.
             axes: the axis of each input along which its examples lie; None for an input that they share.
-            inputs: the batch.
 
         Returns:
-            The results of `fn`, with the examples along axis 0. A `vjp` around this is right.
-
-        Raises:
-            NotImplementedError: the framework has no vectorisation; examples are then evaluated one by one.
+            A function of batches that returns the results of `fn`, with the examples along axis 0. A `vjp` around it
+            is right, and it raises what `fn` raises or, where it cannot vectorise `fn`, any exception of its own.
         """
-        raise NotImplementedError
+
+        def cannot(*_: Tensor) -> Sequence[Tensor]:
+            raise NotImplementedError(f"{self.name} has no vectorisation")
+
+        return cannot
 
     def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
         """Return how a program is evaluated again and again, where the framework keeps what it compiles.

@@ -19,6 +19,7 @@ PolybridgeError
 
 PolybridgeWarning (UserWarning)
 |-- DetachedStateWarning          trainable state in the source gets no gradient
+|-- LoopWarning                   a batch is evaluated example by example
 |-- PrecisionWarning              a dtype that the other side narrows
 `-- UntracedWarning               a function that its framework cannot compile
 """
@@ -132,6 +133,15 @@ class OutputError(PolybridgeError, TypeError):
 class NotDifferentiableError(PolybridgeError, RuntimeError):
     """The source function has no derivative to give."""
 
+    @classmethod
+    def uneven(cls, call: str) -> NotDifferentiableError:
+        """Say that the examples of a batch depend on different inputs."""
+        return cls(
+            f"`{call}` was evaluated example by example, and its derivative does not depend on the same inputs in "
+            f"each, so that the batch has no second derivative. Make the function depend on all of them, if only by "
+            f"`+ 0 * x`."
+        )
+
 
 class MutationError(PolybridgeError, RuntimeError):
     """Somebody wrote to a tensor whose memory is shared between two frameworks."""
@@ -192,6 +202,14 @@ class CompilationError(PolybridgeError, RuntimeError):
 class ResidualError(PolybridgeError, RuntimeError):
     """A backward was asked for whose forward is gone."""
 
+    @classmethod
+    def gone(cls) -> ResidualError:
+        """Say what drops a residual too early."""
+        return cls(
+            "A gradient was asked for of a wrapped function whose forward is gone: polybridge's token was copied "
+            "instead of passed on. Compute the gradient in the loop, function or transform that has the call."
+        )
+
 
 class ForkError(PolybridgeError, RuntimeError):
     """A framework that had started before the fork cannot be used in the child."""
@@ -220,6 +238,19 @@ class DetachedStateWarning(PolybridgeWarning):
             f"`{call}` closes over trainable state that gets no gradient through the wrapped function: "
             f"{', '.join(names)}. Pass it as an argument, for example `f(weights, x)` with "
             f"`weights` a list or dict of tensors, so that its gradient comes back with the others."
+        )
+
+
+class LoopWarning(PolybridgeWarning):
+    """A batch is evaluated example by example."""
+
+    @classmethod
+    def because(cls, call: str, error: BaseException) -> LoopWarning:
+        """Say what the source's own vectorisation raised."""
+        reason = (str(error).strip().splitlines() or [""])[0]
+        return cls(
+            f"`{call}` is evaluated for one example of a batch after the other, which is right but slow: its framework "
+            f"could not vectorise it ({type(error).__name__}: {reason})."
         )
 
 

@@ -95,6 +95,7 @@ class FunctionRelay(Relay):
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()
         self._evaluator = self._source.evaluator(self._run_on_loan, self._run_on_copies)
+        self.batched: dict[Any, Any] = {}  # by axes; filled by `batching.batched`
         self.told = False
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:

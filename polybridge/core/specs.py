@@ -49,6 +49,16 @@ class TensorSpec:
         assert self.shape is not None
         return TensorSpec(tuple(size if n is None else n for n in self.shape), self.dtype)
 
+    def with_first(self, size: int | None) -> TensorSpec:
+        """Return the spec with a dimension of `size` before the others."""
+        return TensorSpec(None if self.shape is None else (size, *self.shape), self.dtype)
+
+    def without(self, axis: int | None) -> TensorSpec:
+        """Return the spec without one dimension; with all of them for None."""
+        if axis is None or self.shape is None:
+            return self
+        return TensorSpec(tuple(n for i, n in enumerate(self.shape) if i != axis), self.dtype)
+
     def merge(self, other: TensorSpec) -> TensorSpec:
         """Return the most precise spec that both fit."""
         if self.shape is None or other.shape is None or len(self.shape) != len(other.shape):

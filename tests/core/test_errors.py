@@ -45,10 +45,12 @@ EXAMPLES = [
     errors.PromisedShapeError.differs("f", "result", "float32[2]", "float32[3]"),
     errors.PromisedShapeError.unknown("f", ["float32[2]"], ValueError("no")),
     errors.CompilationError.in_xla("f"),
-    errors.ResidualError("gone"),
+    errors.ResidualError.gone(),
     errors.ForkError.in_child("f", ["torch"]),
     errors.DetachedStateWarning.naming("f", ["weight"]),
     errors.PrecisionWarning("float64 becomes float32"),
+    errors.LoopWarning.because("f", ValueError("no rule")),
+    errors.NotDifferentiableError.uneven("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

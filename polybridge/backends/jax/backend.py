@@ -81,11 +81,9 @@ class JaxBackend(Backend):
         """Whether 64 bits are off."""
         return convert.narrows()
 
-    def vmap(
-        self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None], inputs: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """Evaluate under `jax.vmap`."""
-        return source.vmap(fn, axes, inputs)
+    def vmap(self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
+        """Return `jax.vmap` of it."""
+        return source.vmap(fn, axes)
 
     def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
         """Return an evaluator that compiles."""

@@ -105,12 +105,10 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
     return outputs, pullback
 
 
-def vmap(
-    fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None], inputs: Sequence[Tensor]
-) -> Sequence[Tensor]:
-    """Evaluate `fn` for each example of a batch."""
-    found: Sequence[Tensor] = jax.vmap(fn, in_axes=tuple(axes))(*inputs)
-    return found
+def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
+    """Return `fn` over batches."""
+    mapped: Callable[..., Sequence[Tensor]] = jax.vmap(lambda *xs: tuple(fn(*xs)), in_axes=tuple(axes))
+    return mapped
 
 
 class _Packed:

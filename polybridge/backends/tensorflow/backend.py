@@ -73,6 +73,10 @@ class TensorFlowBackend(Backend):
         with source.eagerly():
             return convert.from_dlpack(capsule)
 
+    def vmap(self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
+        """Return `tf.vectorized_map` of it."""
+        return source.vmap(fn, axes)
+
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()` eagerly."""
         return source.run(fn)

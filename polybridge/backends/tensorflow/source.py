@@ -33,6 +33,35 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
     return outputs, TapePullback(tape, inputs, outputs)
 
 
+def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
+    """Return `fn` over batches: a graph, which is traced once per signature."""
+
+    @tf.function(autograph=False)
+    def mapped(*inputs: Tensor) -> Sequence[Tensor]:
+        batch = [_first(x, axis) for x, axis in zip(inputs, axes, strict=True) if axis is not None]
+
+        def example(elements: Sequence[Tensor]) -> Sequence[Tensor]:
+            following = iter(elements)
+            return tuple(fn(*(x if axis is None else next(following) for x, axis in zip(inputs, axes, strict=True))))
+
+        found: Sequence[Tensor] = tf.vectorized_map(example, batch, fallback_to_while_loop=False)
+        return found
+
+    def guarded(*inputs: Tensor) -> Sequence[Tensor]:
+        if callbacks.inside():
+            raise NotImplementedError("a graph might wait in vain inside a callback of another")
+        found: Sequence[Tensor] = mapped(*inputs)
+        return found
+
+    return guarded
+
+
+def _first(x: Tensor, axis: int) -> Tensor:
+    """Return `x` with one axis before the others."""
+    order = [axis, *(i for i in range(x.shape.rank) if i != axis)]
+    return x if axis == 0 else tf.transpose(x, order)
+
+
 class TapePullback(Pullback):
     """The pullback that a persistent tape holds. Resuming the tape records the pullback itself."""
 

@@ -96,6 +96,18 @@ class TorchBackend(Backend):
         """Compare bytes."""
         return convert.same(a, b)
 
+    def select(self, tensor: Tensor, axis: int, index: int) -> Tensor:
+        """Return a view of an example."""
+        return tensor.select(axis, index)
+
+    def stack(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        """Return the examples along a new axis."""
+        return torch.stack(list(tensors), axis)
+
+    def vmap(self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
+        """Return `torch.vmap` of it."""
+        return source.vmap(fn, axes)
+
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()`, outside of inference mode: its tensors do not count writes."""
         return source.run(fn)

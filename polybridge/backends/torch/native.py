@@ -9,10 +9,9 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
-from polybridge.backends.torch import convert
+from polybridge.backends.torch import convert, transforms
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
-from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -21,13 +20,13 @@ Tensor = torch.Tensor
 def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
-    def native(*xs: Tensor | None) -> Outcome:
+    def native(*xs: Tensor) -> Outcome:
         if any(type(x) is FakeTensor for x in xs):
             return _abstract(relay, xs)
-        if any(x is not None and is_functorch_wrapped_tensor(x) for x in xs):
-            raise UnsupportedTensorError("a tensor inside a `torch.func` transform").at(relay.call, "an argument")
+        if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
+            return transforms.crossing(relay, xs)
         grad = torch.is_grad_enabled()
-        if grad and any(x is not None and x.requires_grad for x in xs):
+        if grad and any(x.requires_grad for x in xs):
             return crossing(relay, xs)
         if grad and not relay.told:  # one differentiated run, to see whether weights that the function holds are lost
             return relay.vjp(xs, ())[0]

@@ -47,6 +47,14 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
     return [y if nested else y.detach() for y in outputs if y is not None], pullback
 
 
+def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
+    """Return `fn` over batches; random numbers differ from example to example, as in a loop."""
+    mapped: Callable[..., Sequence[Tensor]] = torch.vmap(
+        lambda *xs: tuple(fn(*xs)), in_dims=tuple(axes), randomness="different"
+    )
+    return mapped
+
+
 def is_refused_write(error: Exception) -> bool:
     """Whether autograd refused to write to a leaf, or to a view of one, that it differentiates."""
     refusal = "leaf Variable that requires grad is being used in an in-place"

@@ -1,0 +1,183 @@
+"""How torch's function transforms see a relay: `torch.func`, and forward-mode automatic differentiation.
+
+Two autograd functions of tensors alone, each with a rule for every transform: the evaluation of a relay, and the pull
+of any order (`core.orders`) through that evaluation, which a token tensor stands for. `native.py` has a faster one for
+plain reverse mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch._C._functorch import TransformType, get_interpreter_stack  # private: no public call shows them (torch 2.13)
+from torch.autograd import forward_ad
+
+from polybridge.backends.torch import convert
+from polybridge.core import orders, residuals
+from polybridge.core.batching import BatchedRelay, batched
+from polybridge.core.relay import FunctionRelay, Outcome
+
+Tensor = torch.Tensor
+
+
+def crossing(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
+    """Evaluate a relay at tensors that transforms have wrapped."""
+    run = _Run(relay, _differentiated_batches())
+    *leaves, _ = _Evaluation.apply(run, *xs)  # type: ignore[no-untyped-call]
+    assert run.outcome is not None
+    return run.outcome.with_leaves(leaves)
+
+
+def is_forward_mode() -> bool:
+    """Whether a level of `torch.autograd.forward_ad` is open; private: its public face does not tell (torch 2.13)."""
+    return forward_ad._current_level >= 0
+
+
+class _Run:
+    """What goes into an evaluation, and comes out of it, beside tensors."""
+
+    __slots__ = ("differentiated", "outcome", "relay")
+
+    def __init__(self, relay: FunctionRelay | BatchedRelay, differentiated: frozenset[int]) -> None:
+        self.relay, self.differentiated = relay, differentiated
+        self.outcome: Outcome | None = None
+
+
+class _Evaluation(torch.autograd.Function):
+    """`(run, *xs) -> (*leaves, token)`; the token keeps the residual."""
+
+    @staticmethod
+    def forward(run: _Run, *xs: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+        with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
+            outcome, back = run.relay.vjp(xs, wanted)
+        run.outcome = outcome.with_leaves([])
+        return (*outcome.leaves, torch.from_numpy(residuals.keep(back)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        (run, *xs), (*leaves, token) = inputs, output
+        ctx.count, ctx.wanted = len(xs), [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+        ctx.differentiable = run.outcome.differentiable
+        ctx.outputs = [(y.shape, y.dtype) for y, d in zip(leaves, ctx.differentiable, strict=True) if d]
+        ctx.mark_non_differentiable(token, *(y for y, d in zip(leaves, ctx.differentiable, strict=True) if not d))
+        _save(ctx, token, *(xs[i] for i in ctx.wanted))
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Tensor) -> tuple[Tensor | None, ...]:
+        token, *primals = ctx.saved_tensors
+        taken = [ct for ct, d in zip(cts, ctx.differentiable, strict=False) if d]
+        found = _pull((len(primals), len(taken)), token, [*primals, *taken])
+        gradients: list[Tensor | None] = [None] * (1 + ctx.count)
+        for position, gradient in zip(ctx.wanted, found, strict=True):
+            gradients[1 + position] = gradient
+        return tuple(gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        token, *primals = ctx.saved_tensors
+        given = _filled([tangents[i] for i in ctx.wanted], primals)
+        zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.outputs]
+        found = iter(_push((len(primals),), token, primals, zeros, given))
+        return (*(next(found) if d else None for d in ctx.differentiable), None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], run: _Run, *xs: Tensor) -> tuple[tuple[Tensor, ...], int]:
+        size, axes = info.batch_size, list(in_dims[1:])
+        inputs = list(xs)
+        if _level() in run.differentiated:  # each example has a derivative of its own, also in what they share
+            for i, axis in enumerate(axes):
+                if axis is None and convert.is_differentiable(inputs[i]):
+                    inputs[i], axes[i] = inputs[i].expand(size, *inputs[i].shape), 0
+        inner = _Run(batched(run.relay, tuple(axes)), run.differentiated)
+        *leaves, token = _Evaluation.apply(inner, *inputs)  # type: ignore[no-untyped-call]
+        run.outcome = inner.outcome
+        return (*leaves, token.expand(size, *token.shape)), 0
+
+
+class _Pull(torch.autograd.Function):
+    """`(counts, token, *values) -> cotangents` of all values but the last count.
+
+    `counts` says how many of the values are primals, and how many cotangents of each order.
+    """
+
+    @staticmethod
+    def forward(counts: tuple[int, ...], token: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        primals, cts = values[: ends[0]], [values[a:b] for a, b in pairwise(ends)]
+        with torch.enable_grad():
+            found = orders.pull(residuals.kept(int(token[0])), primals, cts)
+        return tuple(torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.counts, token, *values = inputs
+        _save(ctx, token, *values)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Tensor) -> tuple[Tensor | None, ...]:
+        token, *values = ctx.saved_tensors
+        return (None, None, *_pull((*ctx.counts, len(cts)), token, [*values, *cts]))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        token, *values = ctx.saved_tensors
+        zeros = [torch.zeros_like(v) for v in values[: len(values) - ctx.counts[-1]]]
+        return tuple(_push(ctx.counts, token, values, zeros, _filled(tangents, values)))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], counts: tuple[int, ...], token: Tensor, *values: Tensor
+    ) -> tuple[tuple[Tensor, ...], int]:
+        size, (_, held, *axes) = info.batch_size, in_dims
+        if held is not None:  # one evaluation of the whole batch
+            spread = [
+                v.expand(size, *v.shape) if a is None else v.movedim(a, 0) for v, a in zip(values, axes, strict=True)
+            ]
+            return tuple(_pull(counts, token.select(held, 0), spread)), 0
+        rows = []
+        for row in range(size):
+            example = [v if a is None else v.select(a, row) for v, a in zip(values, axes, strict=True)]
+            rows.append(_pull(counts, token, example))
+        return tuple(map(torch.stack, zip(*rows, strict=True))), 0
+
+
+def _pull(counts: tuple[int, ...], token: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    found: Sequence[Tensor] = _Pull.apply(counts, token, *values)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _push(
+    counts: tuple[int, ...],
+    token: Tensor,
+    values: Sequence[Tensor],
+    zeros: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    """Return the derivative in the direction of `tangents`, one like each of `zeros`; see `core.orders`."""
+    found = _pull((*counts, len(zeros), len(values)), token, [*values, *zeros, *tangents])
+    return found[len(values) :]
+
+
+def _save(ctx: Any, *tensors: Tensor) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def _filled(tangents: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(v) if t is None else t for t, v in zip(tangents, values, strict=True)]
+
+
+def _level() -> int:
+    """Return the level of the transform whose rule is running: those above it have been left for the time."""
+    return len(get_interpreter_stack() or ()) + 1
+
+
+def _differentiated_batches() -> frozenset[int]:
+    """Return the levels of `vmap` inside of which somebody differentiates."""
+    keys = [interpreter.key() for interpreter in get_interpreter_stack() or ()]
+    top = max((i for i, key in enumerate(keys) if key in (TransformType.Grad, TransformType.Jvp)), default=0)
+    return frozenset(i + 1 for i, key in enumerate(keys[:top]) if key == TransformType.Vmap)

@@ -1,0 +1,195 @@
+"""The batched form of a relay: by the source's own vectorisation, or example by example."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from polybridge.core.abstract import Abstract
+from polybridge.core.errors import LoopWarning, NotDifferentiableError, PolybridgeError, UnsupportedTensorError, warn
+from polybridge.core.exchange import Exchange
+from polybridge.core.programs import Program, Results
+from polybridge.core.relay import FunctionRelay, Outcome, Relay
+from polybridge.core.specs import TensorSpec
+
+Tensor = Any
+T = TypeVar("T")
+_SIGNATURES = 256  # whose results one vectorised program remembers
+Axes = tuple[int | None, ...]
+"""For each tensor the axis along which the examples lie, None for a tensor that they share."""
+
+
+def batched(relay: FunctionRelay | BatchedRelay, axes: Axes) -> BatchedRelay:
+    """Return the relay of a batch of evaluations, with the examples of every result along axis 0; made once."""
+    found = relay.batched.get(axes)
+    if found is None:
+        found = relay.batched.setdefault(axes, BatchedRelay(relay, axes))
+    return found
+
+
+class Vectorised(Program):
+    """A program over a batch, vectorised by its source.
+
+    Args:
+        inner: the program of one example.
+        axes: of its inputs.
+    """
+
+    def __init__(self, inner: Program, axes: Axes) -> None:
+        """Keep the parts."""
+        self.fn, self.call, self.source = inner.fn, inner.call, inner.source
+        self._inner = inner
+        self._mapped = self.source.vmap(self._example, axes)
+        self._known: dict[tuple[TensorSpec, ...], Results] = {}  # without tensors, by the specs of the inputs
+        self._thread = threading.local()
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Results:
+        """Run the program."""
+        self._thread.found = None
+        tensors = list(self._mapped(*inputs))
+        specs = tuple(map(self.source.spec, inputs))
+        found = self._thread.found or self._known[specs]
+        self._thread.found = None
+        if len(self._known) >= _SIGNATURES:
+            self._known.clear()
+        self._known.setdefault(specs, found)
+        return Results(tensors, found.differentiable, found.structure)
+
+    def _example(self, *tensors: Tensor) -> Sequence[Tensor]:
+        results = self._inner(tensors)
+        self._thread.found = Results([], results.differentiable, results.structure)
+        return results.tensors
+
+    def argument(self, number: int) -> str:
+        """Return where an input is among the arguments."""
+        return self._inner.argument(number)
+
+
+class BatchedRelay(Relay):
+    """A relay over a batch: vectorised until the source shows that it cannot, in a loop from then on."""
+
+    def __init__(self, inner: FunctionRelay | BatchedRelay, axes: Axes) -> None:
+        """Prepare both forms.
+
+        Args:
+            inner: the relay of one example.
+            axes: of its inputs.
+        """
+        self.exchange, self.call = inner.exchange, inner.call
+        self.program: Program = Vectorised(inner.program, axes)
+        self.batched: dict[Axes, BatchedRelay] = {}
+        self._inner, self._axes = inner, axes
+        self._vectorised = FunctionRelay(self.program, inner.exchange)
+        self._vectorised.told = True  # the inner one warns of state
+        self._loops = False
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Evaluate."""
+        return self._evaluate(lambda relay: relay(xs), xs)
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        """Evaluate, keeping the residuals."""
+        return self._evaluate(lambda relay: relay.vjp(xs, wanted), xs)
+
+    def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        """Return the plan of an evaluation, from that of one example."""
+        size = next(spec.shape[a] for spec, a in zip(specs, self._axes, strict=True) if a is not None and spec.shape)
+        one = self._inner.abstract([s.without(a) for s, a in zip(specs, self._axes, strict=True)], wanted)
+        return Abstract([spec.with_first(size) for spec in one.specs], one.differentiable, one.structure, None)
+
+    def located(self, xs: Sequence[Tensor | None], error: UnsupportedTensorError) -> UnsupportedTensorError:
+        """Find the input that cannot cross and name it."""
+        return self._vectorised.located(xs, error)
+
+    def _evaluate(self, evaluate: Callable[[Relay], T], xs: Sequence[Tensor | None]) -> T:
+        if not self._loops:
+            try:
+                return evaluate(self._vectorised)
+            except PolybridgeError:
+                raise
+            except Exception as error:  # the source's; if it is the user's own, the loop raises it again
+                reason = error
+        looped = Looped(self.exchange, self.call, self._inner, self._axes)
+        result = evaluate(looped)
+        if not self._loops:
+            self._loops = True
+            if self._inner_vectorises():
+                warn(LoopWarning.because(self.call, reason))
+        return result
+
+    def _inner_vectorises(self) -> bool:
+        return not (isinstance(self._inner, BatchedRelay) and self._inner._loops)
+
+
+class Looped(Relay):
+    """A batch of evaluations, one by one.
+
+    Args:
+        exchange: between the two backends.
+        call: how messages name the function.
+        relays: one for all examples, or one for each.
+        axes: of the inputs.
+        places: for each leaf the axis along which the examples are stacked, None for one that is their sum; all are
+            stacked along axis 0 where this is not given.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: str,
+        relays: Relay | Sequence[Relay],
+        axes: Sequence[int | None],
+        places: Sequence[int | None] | None = None,
+    ) -> None:
+        """Keep the relays."""
+        self.exchange, self.call = exchange, call
+        self._relays, self._axes, self._places = relays, axes, places
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Evaluate each example."""
+        outcomes = [relay(row) for relay, row in self._rows(xs)]
+        return self._joined(outcomes)
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        """Evaluate each example, keeping its residuals."""
+        found = [relay.vjp(row, wanted) for relay, row in self._rows(xs)]
+        outcome = self._joined([outcome for outcome, _ in found])
+        if any(of_one.differentiable != outcome.differentiable for of_one, _ in found):
+            raise NotDifferentiableError.uneven(self.call)
+        places = self._places or (0,) * len(outcome.leaves)
+        axes = [place for place, taken in zip(places, outcome.differentiable, strict=True) if taken]
+        places = [self._axes[i] for i in wanted]
+        return outcome, Looped(self.exchange, self.call, [back for _, back in found], [*places, *axes], places)
+
+    def _rows(self, xs: Sequence[Tensor | None]) -> list[tuple[Relay, list[Tensor | None]]]:
+        dest = self.exchange.dest
+        mapped = {i: axis for i, axis in enumerate(self._axes) if axis is not None and xs[i] is not None}
+        relays = self._relays
+        if isinstance(relays, Relay):
+            position, axis = next(iter(mapped.items()))
+            relays = [relays] * dest.spec(xs[position]).shape[axis]  # type: ignore[index, operator]
+        return [
+            (relay, [dest.select(x, mapped[i], number) if i in mapped else x for i, x in enumerate(xs)])
+            for number, relay in enumerate(relays)
+        ]
+
+    def _joined(self, outcomes: Sequence[Outcome]) -> Outcome:
+        if not outcomes:
+            raise UnsupportedTensorError("a batch of no examples").at(self.call, "an argument")
+        columns = list(zip(*(outcome.leaves for outcome in outcomes), strict=True))
+        places = self._places or (0,) * len(columns)
+        leaves = [self._join(column, place) for column, place in zip(columns, places, strict=True)]
+        connected = tuple(map(any, zip(*(outcome.differentiable for outcome in outcomes), strict=True)))
+        return Outcome(leaves, outcomes[0].structure, connected)
+
+    def _join(self, column: Sequence[Tensor | None], place: int | None) -> Tensor | None:
+        dest = self.exchange.dest
+        one = next((x for x in column if x is not None), None)
+        if one is None:
+            return None
+        zeros = dest.from_numpy(np.zeros_like(dest.to_numpy(one)))
+        filled = [zeros if x is None else x for x in column]
+        return dest.total(filled) if place is None else dest.stack(filled, place)
