@@ -235,6 +235,13 @@ class Backend(ABC):
         """Whether the calling thread wants derivatives of what this backend runs as a source."""
         return True
 
+    def randomness(self) -> Context | None:
+        """Capture the state of the random generators; the result re-enters it for another run of the same function.
+
+        None where this framework has no state that can be captured.
+        """
+        return None
+
     def state(self) -> Context:
         """Capture the calling thread's state; the result re-enters it on another thread."""
         return contextlib.nullcontext

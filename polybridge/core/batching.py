@@ -81,9 +81,10 @@ class BatchedRelay(Relay):
         self.exchange, self.call = inner.exchange, inner.call
         self.program: Program = Vectorised(inner.program, axes)
         self.batched: dict[Axes, BatchedRelay] = {}
+        self.told = True  # the relay of one example warns of state
         self._inner, self._axes = inner, axes
         self._vectorised = FunctionRelay(self.program, inner.exchange)
-        self._vectorised.told = True  # the inner one warns of state
+        self._vectorised.told = True
         self._loops = False
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:

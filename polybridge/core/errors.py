@@ -185,6 +185,14 @@ class PromisedShapeError(PolybridgeError, ValueError):
             f"values, give `output_specs=` to `polybridge.wrap`."
         )
 
+    @classmethod
+    def open_in_jax(cls, call: str, specs: Iterable[object]) -> PromisedShapeError:
+        """Say that JAX compiles for shapes that are known."""
+        return cls(
+            f"`{call}` is being traced by JAX, which compiles for known shapes, but its result has the specs "
+            f"{', '.join(map(str, specs))}. Give `output_specs=` to `polybridge.wrap` with every dimension."
+        )
+
 
 class CompilationError(PolybridgeError, RuntimeError):
     """A compiler that cannot hold a call into Python."""
@@ -198,6 +206,14 @@ class CompilationError(PolybridgeError, RuntimeError):
             f"the call (in Keras: `compile(jit_compile=False)`); other functions may keep `jit_compile=True`."
         )
 
+    @classmethod
+    def in_export(cls, call: str) -> CompilationError:
+        """Say why an exported program cannot hold the call."""
+        return cls(
+            f"`{call}` was called inside a function that `jax.export` serialises: it runs in another framework of this "
+            f"process, and a call into Python cannot be written to a file. Export the functions around it."
+        )
+
 
 class ResidualError(PolybridgeError, RuntimeError):
     """A backward was asked for whose forward is gone."""
@@ -208,6 +224,23 @@ class ResidualError(PolybridgeError, RuntimeError):
         return cls(
             "A gradient was asked for of a wrapped function whose forward is gone: polybridge's token was copied "
             "instead of passed on. Compute the gradient in the loop, function or transform that has the call."
+        )
+
+    @classmethod
+    def mixed(cls) -> ResidualError:
+        """Say that a batch of derivatives is not that of one batch of evaluations."""
+        return cls(
+            "A batch of gradients was asked for of wrapped functions that were not evaluated as this batch: pullbacks of "
+            "several calls were stacked, or those of one batch were taken apart. Differentiate inside of the `vmap`."
+        )
+
+    @classmethod
+    def differs(cls) -> ResidualError:
+        """Say that the forward cannot be had again."""
+        return cls(
+            "A gradient was asked for of a wrapped function long after its forward, whose residual had made room for "
+            "those of later calls. Another evaluation gave other values, as a random function does. Compute gradients "
+            "in smaller loops, or sooner after the forward."
         )
 
 

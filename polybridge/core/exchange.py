@@ -61,14 +61,18 @@ class Exchange:
         dest: the caller's backend.
         source: the function's backend.
         copy: "auto" copies where sharing is not safe, True copies always, False never (the caller's promise).
+        fleeting: whether the caller's memory lasts for the call only; it is given NumPy views, and copies them at once.
     """
 
     dest: Backend
     source: Backend
     copy: CopyPolicy = "auto"
+    fleeting: bool = False
 
     def give(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the source for the caller to keep."""
+        if self.fleeting:
+            return _viewed(tensor, self.source)
         if self.copy == "auto":
             own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
         else:
@@ -221,6 +225,13 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
             return target.from_numpy(origin.to_numpy(dense))
     moved = target.from_dlpack(capsule)
     return _copied(target, moved) if copy and target.writes else moved
+
+
+def _viewed(tensor: Tensor, origin: Backend) -> np.ndarray[Any, Any]:
+    dense = origin.dense(tensor)
+    if _counters:
+        _count(dense, origin, dense is not tensor)
+    return origin.to_numpy(dense)
 
 
 def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:

@@ -98,7 +98,7 @@ def from_dlpack(capsule: Any) -> jax.Array:
     # Private: `jax.dlpack.from_dlpack` takes an object and not a capsule, 17 us instead of 3, and cuts 64 bits silently.
     # `tests/backends/test_private_apis.py` notices a change.
     array: jax.Array = _jax.dlpack_managed_tensor_to_buffer(capsule, _cpu(), None, None)
-    return _narrowed(array) if array.dtype.itemsize >= 8 and narrows() else array
+    return narrowed(array) if array.dtype.itemsize >= 8 and narrows() else array
 
 
 def to_numpy(tensor: jax.Array) -> np.ndarray[Any, Any]:
@@ -113,7 +113,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> jax.Array:
         UnsupportedTensorError: as `from_dlpack`.
     """
     array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    return jnp.asarray(_narrowed(array) if narrows() else array)
+    return jnp.asarray(narrowed(array) if narrows() else array)
 
 
 def copy(tensor: jax.Array) -> jax.Array:
@@ -147,7 +147,7 @@ def narrowed_dtype(name: str) -> str:
     return _NARROWER.get(name, name) if narrows() else name
 
 
-def _narrowed(array: Any) -> Any:
+def narrowed(array: Any) -> Any:
     """Return an array of JAX or NumPy with 32 bits in place of 64.
 
     Raises:

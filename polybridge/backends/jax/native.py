@@ -1,12 +1,32 @@
-"""How JAX takes a relay in."""
+"""How JAX takes a relay in: as operations of `primitives.py`, or at once where nothing is traced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+from jax.extend.core import find_top_trace
+
+from polybridge.backends.jax import primitives
+from polybridge.backends.jax.operations import Operation
 from polybridge.core.relay import FunctionRelay, Outcome
 
 
 def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
-    """Return a JAX function."""
-    raise NotImplementedError("JAX is only a source yet: give it as `src`.")
+    """Return a function of JAX arrays that every transform of JAX follows."""
+    operation = Operation(relay)
+
+    def native(*xs: jax.Array) -> Outcome:
+        if _is_traced(xs):
+            plan = operation.plan([jax.typeof(x) for x in xs])
+            return Outcome(primitives.evaluate(operation, xs), plan.structure, plan.differentiable)
+        if relay.told:
+            return relay(xs)
+        return relay.vjp(xs, ())[0]  # one differentiated run, to see whether it holds weights
+
+    return native
+
+
+def _is_traced(xs: tuple[jax.Array, ...]) -> bool:
+    """Whether a transform is to see the call; a function without arguments is staged by `jax.jit` too."""
+    return any(isinstance(x, jax.core.Tracer) for x in xs) or type(find_top_trace(())).__name__ != "EvalTrace"

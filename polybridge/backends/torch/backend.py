@@ -116,6 +116,10 @@ class TorchBackend(Backend):
         """Whether gradients are on."""
         return torch.is_grad_enabled()
 
+    def randomness(self) -> Context:
+        """Capture the generators of all devices."""
+        return source.randomness()
+
     def state(self) -> Context:
         """Capture grad mode, autocast and the default device."""
         return source.state()

@@ -163,6 +163,22 @@ def state() -> Context:
 _AUTOCAST = ("cpu", "cuda")
 
 
+def randomness() -> Context:
+    """Capture the state of the default generators."""
+    state = torch.get_rng_state()
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with torch.random.fork_rng(devices=range(len(on_devices))):
+            torch.set_rng_state(state)
+            for device, on_device in enumerate(on_devices):
+                torch.cuda.set_rng_state(on_device, device)
+            yield
+
+    return entered
+
+
 def _autocast() -> list[torch.dtype | None]:
     """Return for each kind of device the dtype that autocast uses, None where it is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _AUTOCAST]

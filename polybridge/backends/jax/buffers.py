@@ -1,0 +1,62 @@
+"""The memory that XLA lends a callback, and NumPy arrays, as the tensors of a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from polybridge.core.backend import Backend
+from polybridge.core.relay import FunctionRelay, Outcome
+from polybridge.core.specs import TensorSpec
+
+Buffer = Any
+
+
+class BufferBackend(Backend):
+    """Lends buffers for the time of a call; under compiled code it takes the place of the JAX backend as the caller's.
+
+    What it is given are NumPy arrays: see `Exchange.fleeting`.
+    """
+
+    name = "jax"
+    writes = False
+    dlpack = True
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether it is a buffer or an array."""
+        return isinstance(value, (np.ndarray, jax.Array)) or hasattr(value, "__dlpack__")
+
+    def to_numpy(self, tensor: Buffer) -> np.ndarray[Any, Any]:
+        """Return a view."""
+        return np.asarray(tensor)
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return a copy."""
+        return np.array(array)
+
+    def spec(self, tensor: Buffer) -> TensorSpec:
+        """Return shape and dtype."""
+        array = np.asarray(tensor)
+        return TensorSpec(array.shape, array.dtype.name)
+
+    def to_dlpack(self, tensor: Buffer) -> Any:
+        """Return a capsule."""
+        return tensor.__dlpack__()
+
+    def from_dlpack(self, capsule: Any) -> NoReturn:
+        """Refuse: nothing is given this way."""
+        raise NotImplementedError
+
+    def vjp(self, fn: Callable[..., Any], primals: Sequence[Buffer]) -> NoReturn:
+        """Refuse: no function is written on buffers."""
+        raise NotImplementedError
+
+    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
+        """Return the relay."""
+        return lambda *xs: relay(xs)
+
+
+BUFFERS = BufferBackend()

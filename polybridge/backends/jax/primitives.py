@@ -1,0 +1,351 @@
+"""JAX's operations on a relay, each with a rule for every transform.
+
+    evaluate(xs) -> (results, token)        the function; the token stands for the residual, where it is kept
+    pull(token, xs, cts) -> cotangents      the pull of any order through that evaluation; see `core.orders`
+    push(token, xs, cts, tangents) -> ...   the derivative of the function or of a pull, linear in the tangents
+
+The three are closed under differentiation, transposition and batching:
+
+    jvp of evaluate = push of order 0       jvp of a pull = push of its order       jvp of a push = push, two orders up
+    transpose of a push = the pull of the next order
+
+Cotangents and tangents are of floating and complex arrays alone; those of integers are zero, as JAX has it (float0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.experimental.buffer_callback import buffer_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from polybridge.backends.jax import convert
+from polybridge.backends.jax.operations import TOKEN, Operation, differentiable
+from polybridge.core.callbacks import as_caller
+from polybridge.core.errors import CompilationError
+from polybridge.core.specs import TensorSpec, dtype
+
+Tensor = Any
+Counts = tuple[int, ...]
+"""How many cotangents each order takes."""
+_UNROLLED = 64  # rows of a batch that are traced one by one; longer batches become a loop
+
+evaluate_p = Primitive("polybridge_evaluate")
+pull_p = Primitive("polybridge_pull")
+push_p = Primitive("polybridge_push")
+for _primitive in (evaluate_p, pull_p, push_p):
+    _primitive.multiple_results = True
+
+
+def evaluate(operation: Operation, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the results of an operation."""
+    found: list[Tensor] = evaluate_p.bind(*xs, operation=operation, keep=False, rows=())
+    return found
+
+
+def _grouped(operation: Operation, inputs: int, counts: Counts, args: Sequence[Any]) -> _Arguments:
+    """Return the arguments of a pull or a push."""
+    (token, *xs), rest = args[: 1 + inputs], list(args[1 + inputs :])
+    cts = []
+    for count in counts:
+        cts.append(rest[:count])
+        rest = rest[count:]
+    return _Arguments(operation, token, xs, cts, rest)
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """The arguments of a pull or, with tangents, of a push; as arrays or as their types."""
+
+    operation: Operation
+    token: Any
+    xs: list[Any]
+    cts: list[list[Any]]
+    tangents: list[Any]
+
+    @property
+    def values(self) -> list[Any]:
+        """What a pull is a function of: the floating inputs and all cotangents."""
+        return [*(self.xs[i] for i in differentiable(self.xs)), *(ct for group in self.cts for ct in group)]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The types of what a pull returns, and of what a push does."""
+        if self.cts:
+            return [_aval(v) for v in self.values[: len(self.values) - len(self.cts[-1])]]
+        plan = self.operation.plan(list(map(_aval, self.xs)))
+        return [_type(spec) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
+
+    def pull(self, *cts: Sequence[Any]) -> list[Any]:
+        """Pull back with the cotangents of further orders."""
+        groups = [*self.cts, *cts]
+        counts = tuple(map(len, groups))
+        flat = [ct for group in groups for ct in group]
+        found: list[Any] = pull_p.bind(
+            self.token, *self.xs, *flat, operation=self.operation, inputs=len(self.xs), counts=counts
+        )
+        return found
+
+    def push(self, tangents: Sequence[Any]) -> list[Any]:
+        """Push tangents of the values forward."""
+        flat = [ct for group in self.cts for ct in group]
+        found: list[Any] = push_p.bind(
+            self.token,
+            *self.xs,
+            *flat,
+            *tangents,
+            operation=self.operation,
+            inputs=len(self.xs),
+            counts=tuple(map(len, self.cts)),
+        )
+        return found
+
+    def double(self) -> _Arguments:
+        """Return the pull, two orders up, that a push is a part of; see `core.orders.push`."""
+        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in self.outputs]
+        return _Arguments(self.operation, self.token, self.xs, [*self.cts, zeros, self.tangents], [])
+
+
+def _aval(x: Any) -> Any:
+    return x if isinstance(x, ShapedArray) else jax.typeof(x)
+
+
+def _type(spec: TensorSpec) -> ShapedArray:
+    return ShapedArray(spec.shape, dtype(convert.narrowed_dtype(spec.dtype)))
+
+
+# Evaluation now, and types.
+
+
+def _arrays(args: Sequence[Any]) -> list[jax.Array]:
+    """Return arrays; constants of a trace may be of a type of JAX's own around NumPy."""
+    return [x if hasattr(x, "is_deleted") else jnp.asarray(x) for x in args]
+
+
+@evaluate_p.def_impl
+def _evaluate_now(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[Any]:
+    return operation.evaluate(_arrays(xs), keep, rows)
+
+
+@evaluate_p.def_abstract_eval
+def _evaluate_type(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[ShapedArray]:
+    token = [ShapedArray((*rows, TOKEN), np.uint32)] if keep else []
+    return [*map(_type, operation.plan(xs).specs), *token]
+
+
+@pull_p.def_impl
+def _pull_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[Any]:
+    given = _grouped(operation, inputs, counts, _arrays(args))
+    return operation.pull(given.token, given.xs, given.cts)
+
+
+@push_p.def_impl
+def _push_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[Any]:
+    given = _grouped(operation, inputs, counts, _arrays(args))
+    up = given.double()
+    return operation.pull(up.token, up.xs, up.cts)[len(given.tangents) :]
+
+
+@pull_p.def_abstract_eval
+@push_p.def_abstract_eval
+def _derivative_type(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[ShapedArray]:
+    return [ShapedArray(v.shape, v.dtype) for v in _grouped(operation, inputs, counts, args).outputs]
+
+
+# Differentiation.
+
+
+def _evaluate_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]
+) -> tuple[list[Any], list[Any]]:
+    *leaves, token = evaluate_p.bind(*primals, operation=operation, keep=True, rows=rows)
+    found = [*leaves, token] if keep else leaves
+    given = [tangents[i] for i in differentiable(primals)]
+    zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in found]
+    if all(type(t) is ad.Zero for t in given):
+        return found, zeros
+    pushed = _Arguments(operation, token, list(primals), [], []).push(list(map(ad.instantiate_zeros, given)))
+    for i, tangent in zip(differentiable(leaves), pushed, strict=True):
+        zeros[i] = tangent
+    return found, zeros
+
+
+def _pull_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    found = pull_p.bind(*primals, **params)
+    given = _grouped(args=primals, **params)
+    moving = _grouped(args=tangents, **params)
+    along = [*(moving.xs[i] for i in differentiable(given.xs)), *(t for group in moving.cts for t in group)]
+    return found, given.push(list(map(ad.instantiate_zeros, along)))
+
+
+def _push_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    found = push_p.bind(*primals, **params)
+    given, moving = _grouped(args=primals, **params), _grouped(args=tangents, **params)
+    along = [*(moving.xs[i] for i in differentiable(given.xs)), *(t for group in moving.cts for t in group)]
+    sums: list[Any] = []
+    if not all(type(t) is ad.Zero for t in moving.tangents):
+        sums.append(given.push(list(map(ad.instantiate_zeros, moving.tangents))))
+    if not all(type(t) is ad.Zero for t in along):
+        up = given.double()
+        still = [jnp.zeros(v.shape, v.dtype) for v in up.values[len(along) :]]
+        sums.append(up.push([*map(ad.instantiate_zeros, along), *still])[len(along) :])
+    if not sums:
+        return found, [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in found]
+    return found, [sum(parts[1:], start=parts[0]) for parts in zip(*sums, strict=True)]
+
+
+def _push_transpose(cts: Sequence[Any], *args: Any, **params: Any) -> list[Any]:
+    given = _grouped(args=args, **params)
+    found = given.pull(list(map(ad.instantiate_zeros, cts)))
+    linear = [x if ad.is_undefined_primal(t) else None for x, t in zip(found, given.tangents, strict=True)]
+    return [*[None] * (len(args) - len(linear)), *linear]
+
+
+def _pull_transpose(cts: Sequence[Any], *args: Any, **params: Any) -> list[Any]:
+    """A pull is linear in its last cotangents, and the push of the order below is its transpose."""
+    given = _grouped(args=args, **params)
+    below = _Arguments(given.operation, given.token, given.xs, given.cts[:-1], [])
+    found = below.push(list(map(ad.instantiate_zeros, cts)))
+    linear = [x if ad.is_undefined_primal(ct) else None for x, ct in zip(found, given.cts[-1], strict=True)]
+    return [*[None] * (len(args) - len(linear)), *linear]
+
+
+ad.primitive_jvps.update({evaluate_p: _evaluate_jvp, pull_p: _pull_jvp, push_p: _push_jvp})
+ad.primitive_transposes.update({pull_p: _pull_transpose, push_p: _push_transpose})
+
+
+# Batching.
+
+
+def _evaluate_batch(
+    args: Sequence[Any], dims: Sequence[int | None], operation: Operation, keep: bool, rows: tuple[int, ...]
+) -> tuple[list[Any], list[int]]:
+    size = _size(args, dims)
+    # Where somebody differentiates inside of the batch, each example has a derivative also in what they share.
+    spread = [d is not None or (keep and convert.is_differentiable(x)) for x, d in zip(args, dims, strict=True)]
+    moved = [_first(x, d, size) if s else x for x, d, s in zip(args, dims, spread, strict=True)]
+    over_batch = operation.batched(tuple(0 if s else None for s in spread))
+    found = evaluate_p.bind(*moved, operation=over_batch, keep=keep, rows=(size, *rows) if keep else ())
+    return found, [0] * len(found)
+
+
+def _derivative_batch(
+    primitive: Primitive,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    operation: Operation,
+    inputs: int,
+    counts: Counts,
+) -> tuple[list[Any], list[int]]:
+    size = _size(args, dims)
+    if dims[0] is not None:  # one evaluation of the whole batch
+        spread = [d is not None or convert.is_differentiable(x) for x, d in zip(args, dims, strict=True)]
+        moved = [_first(x, d, size) if s else x for x, d, s in zip(args, dims, spread, strict=True)]
+        axes = tuple(0 if s else None for s in spread[1 : 1 + inputs])
+        found = primitive.bind(*moved, operation=operation.batched(axes), inputs=inputs, counts=counts)
+        return found, [0] * len(found)
+
+    def example(row: Any) -> list[Any]:
+        given = [
+            x if d is None else jax.lax.dynamic_index_in_dim(x, row, d, False) for x, d in zip(args, dims, strict=True)
+        ]
+        found: list[Any] = primitive.bind(*given, operation=operation, inputs=inputs, counts=counts)
+        return found
+
+    if size > _UNROLLED and any(isinstance(x, jax.core.Tracer) for x in args):
+        found = jax.lax.map(example, jnp.arange(size))
+    else:
+        found = list(map(jnp.stack, zip(*map(example, range(size)), strict=True)))
+    return found, [0] * len(found)
+
+
+def _size(args: Sequence[Any], dims: Sequence[int | None]) -> int:
+    size: int = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    return size
+
+
+def _first(x: Any, axis: int | None, size: int) -> Any:
+    return jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+
+
+batching.primitive_batchers[evaluate_p] = _evaluate_batch
+batching.primitive_batchers[pull_p] = partial(_derivative_batch, pull_p)
+batching.primitive_batchers[push_p] = partial(_derivative_batch, push_p)
+
+
+# Compilation.
+
+
+def _lower(primitive: Primitive, on_host: Callable[..., Callable[..., None]], is_pure: bool) -> None:
+    """Register a lowering to a call into Python on the memory of XLA.
+
+    What may be random is marked as having an effect: XLA would otherwise take it out of a loop.
+    """
+
+    def rule(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
+        operation: Operation = params["operation"]
+        if ctx.module_context.lowering_parameters.for_export:
+            raise CompilationError.in_export(operation.call)
+        caller, run = as_caller(operation.relay.exchange.source), on_host(ctx.avals_in, **params)
+
+        def callback(_: Any, outs: Sequence[Any], *buffers: Any) -> None:
+            caller(run, buffers, outs)
+
+        outs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_out]
+        call = buffer_callback(callback, outs, has_side_effect=not is_pure)
+        return mlir.lower_fun(lambda *xs: call(*xs), multiple_results=True)(ctx, *args)
+
+    mlir.register_lowering(primitive, rule)
+
+
+def _evaluation(xs: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]) -> Callable[..., None]:
+    return partial(operation.evaluate_on_host, operation.plan(xs), keep)
+
+
+def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
+    plan = operation.plan(args[1 : 1 + inputs])
+
+    def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
+        given = _grouped(operation, inputs, counts, buffers)
+        operation.pull_on_host(plan, given.token, given.xs, given.cts, outs)
+
+    return run
+
+
+def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
+    plan, types = operation.plan(args[1 : 1 + inputs]), _grouped(operation, inputs, counts, args)
+    zeros = [np.zeros(aval.shape, aval.dtype) for aval in types.outputs]
+
+    def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
+        given = _grouped(operation, inputs, counts, buffers)
+        unread = [None] * len(given.tangents)
+        operation.pull_on_host(plan, given.token, given.xs, [*given.cts, zeros, given.tangents], [*unread, *outs])
+
+    return run
+
+
+_lower(evaluate_p, _evaluation, is_pure=False)
+_lower(pull_p, _pulling, is_pure=True)
+_lower(push_p, _pushing, is_pure=True)
+
+
+def _without_unread_token(used: Sequence[bool], equation: Any) -> tuple[list[bool], Any]:
+    """Keep no residual where no derivative asks for it, and run nothing where nobody reads the results."""
+    if not any(used):
+        return [False] * len(equation.invars), None
+    if equation.params["keep"] and not used[-1]:
+        params = {**equation.params, "keep": False, "rows": ()}
+        equation = equation.replace(params=params, outvars=equation.outvars[:-1])
+    return [True] * len(equation.invars), equation
+
+
+pe.dce_rules[evaluate_p] = _without_unread_token
