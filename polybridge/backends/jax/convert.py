@@ -71,9 +71,9 @@ def dense(tensor: jax.Array) -> jax.Array:
     if tensor.is_deleted():
         raise UnsupportedTensorError("an array that has been deleted or donated")
     if tensor.sharding.num_devices > 1:
-        raise UnsupportedTensorError(
-            f"an array spread over {tensor.sharding.num_devices} devices; gather it with jax.device_put(x, device)"
-        )
+        if not tensor.is_fully_addressable:
+            raise UnsupportedTensorError("an array that is spread over the devices of several processes")
+        return jnp.asarray(np.asarray(tensor))  # gathered
     if tensor.ndim > 1 and not owns(tensor) and not _is_row_major(tensor):
         return copy(tensor)
     return tensor

@@ -43,6 +43,10 @@ class Operation:
         self._plans: dict[tuple[TensorSpec, ...], Abstract] = {}
         self._batched: dict[Axes, Operation] = {}
 
+    def __repr__(self) -> str:
+        """Return the name of the function, as a jaxpr shows it."""
+        return self.call
+
     @property
     def host(self) -> AnyRelay:
         """The relay on buffers of XLA."""

@@ -23,10 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
+from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
+from jax.sharding import PartitionSpec
 
 from polybridge.backends.jax import convert
 from polybridge.backends.jax.operations import TOKEN, Operation, differentiable
@@ -48,8 +50,7 @@ for _primitive in (evaluate_p, pull_p, push_p):
 
 def evaluate(operation: Operation, xs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results of an operation."""
-    found: list[Tensor] = evaluate_p.bind(*xs, operation=operation, keep=False, rows=())
-    return found
+    return _bind(evaluate_p, xs, operation=operation, keep=False, rows=())
 
 
 def _grouped(operation: Operation, inputs: int, counts: Counts, args: Sequence[Any]) -> _Arguments:
@@ -83,31 +84,21 @@ class _Arguments:
         if self.cts:
             return [_aval(v) for v in self.values[: len(self.values) - len(self.cts[-1])]]
         plan = self.operation.plan(list(map(_aval, self.xs)))
-        return [_type(spec) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
+        return [_type(spec, self.xs) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
 
     def pull(self, *cts: Sequence[Any]) -> list[Any]:
         """Pull back with the cotangents of further orders."""
         groups = [*self.cts, *cts]
         counts = tuple(map(len, groups))
         flat = [ct for group in groups for ct in group]
-        found: list[Any] = pull_p.bind(
-            self.token, *self.xs, *flat, operation=self.operation, inputs=len(self.xs), counts=counts
-        )
-        return found
+        args = [self.token, *self.xs, *flat]
+        return _bind(pull_p, args, operation=self.operation, inputs=len(self.xs), counts=counts)
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
         """Push tangents of the values forward."""
         flat = [ct for group in self.cts for ct in group]
-        found: list[Any] = push_p.bind(
-            self.token,
-            *self.xs,
-            *flat,
-            *tangents,
-            operation=self.operation,
-            inputs=len(self.xs),
-            counts=tuple(map(len, self.cts)),
-        )
-        return found
+        args, counts = [self.token, *self.xs, *flat, *tangents], tuple(map(len, self.cts))
+        return _bind(push_p, args, operation=self.operation, inputs=len(self.xs), counts=counts)
 
     def double(self) -> _Arguments:
         """Return the pull, two orders up, that a push is a part of; see `core.orders.push`."""
@@ -119,8 +110,39 @@ def _aval(x: Any) -> Any:
     return x if isinstance(x, ShapedArray) else jax.typeof(x)
 
 
-def _type(spec: TensorSpec) -> ShapedArray:
-    return ShapedArray(spec.shape, dtype(convert.narrowed_dtype(spec.dtype)))
+def _type(spec: TensorSpec, inputs: Sequence[Any]) -> ShapedArray:
+    return _like(inputs, spec.shape, dtype(convert.narrowed_dtype(spec.dtype)))
+
+
+def _like(inputs: Sequence[Any], shape: Sequence[int | None] | None, dtype: Any) -> ShapedArray:
+    """Return the type of a result: over a mesh of devices it is whole on each, and varies where an input does."""
+    assert shape is not None
+    types = list(map(_aval, inputs))
+    meshed = next((t for t in types if not t.sharding.mesh.empty), None)
+    if meshed is None:
+        return ShapedArray(shape, dtype)
+    return meshed.update(
+        shape=tuple(shape),
+        dtype=np.dtype(dtype),
+        weak_type=False,
+        sharding=meshed.sharding.update(spec=PartitionSpec(*[None] * len(shape))),
+        manual_axis_type=type(meshed.mat)(varying=_varying(types)),
+    )
+
+
+def _varying(types: Sequence[Any]) -> frozenset[Any]:
+    """Return the axes of the mesh of a `jax.shard_map` along which some of the arrays differ."""
+    return frozenset().union(*(t.mat.varying for t in types))
+
+
+def _bind(primitive: Primitive, args: Sequence[Any], **params: Any) -> list[Any]:
+    """Bind a primitive to arguments that vary along the same axes, as all operations of JAX have to."""
+    types = list(map(_aval, args))
+    axes = _varying(types)
+    if axes:
+        args = [jax.lax.pcast(x, tuple(axes - t.mat.varying), to="varying") for x, t in zip(args, types, strict=True)]
+    found: list[Any] = primitive.bind(*args, **params)
+    return found
 
 
 # Evaluation now, and types.
@@ -138,8 +160,8 @@ def _evaluate_now(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, .
 
 @evaluate_p.def_abstract_eval
 def _evaluate_type(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[ShapedArray]:
-    token = [ShapedArray((*rows, TOKEN), np.uint32)] if keep else []
-    return [*map(_type, operation.plan(xs).specs), *token]
+    token = [_like(xs, (*rows, TOKEN), np.uint32)] if keep else []
+    return [*(_type(spec, xs) for spec in operation.plan(xs).specs), *token]
 
 
 @pull_p.def_impl
@@ -158,7 +180,9 @@ def _push_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> 
 @pull_p.def_abstract_eval
 @push_p.def_abstract_eval
 def _derivative_type(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[ShapedArray]:
-    return [ShapedArray(v.shape, v.dtype) for v in _grouped(operation, inputs, counts, args).outputs]
+    given = _grouped(operation, inputs, counts, args)
+    varying = _varying(list(map(_aval, args)))
+    return [t.update(weak_type=False, manual_axis_type=type(t.mat)(varying=varying)) for t in given.outputs]
 
 
 # Differentiation.
@@ -288,7 +312,9 @@ batching.primitive_batchers[push_p] = partial(_derivative_batch, push_p)
 def _lower(primitive: Primitive, on_host: Callable[..., Callable[..., None]], is_pure: bool) -> None:
     """Register a lowering to a call into Python on the memory of XLA.
 
-    What may be random is marked as having an effect: XLA would otherwise take it out of a loop.
+    What may be random is marked as having an effect: XLA would otherwise take it out of a loop. JAX itself is not told
+    of the effect, since it would refuse it in `jax.checkpoint`. A program over several devices calls Python once, with
+    whole arrays, which XLA allows to JAX's older callbacks only (JAX 0.10); in `jax.shard_map` each device does.
     """
 
     def rule(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
@@ -297,12 +323,22 @@ def _lower(primitive: Primitive, on_host: Callable[..., Callable[..., None]], is
             raise CompilationError.in_export(operation.call)
         caller, run = as_caller(operation.relay.exchange.source), on_host(ctx.avals_in, **params)
 
-        def callback(_: Any, outs: Sequence[Any], *buffers: Any) -> None:
+        types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_out]
+
+        def over_buffers(_: Any, outs: Sequence[Any], *buffers: Any) -> None:
             caller(run, buffers, outs)
 
-        outs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_out]
-        call = buffer_callback(callback, outs, has_side_effect=not is_pure)
-        return mlir.lower_fun(lambda *xs: call(*xs), multiple_results=True)(ctx, *args)
+        def over_arrays(*arrays: Any) -> list[Any]:
+            outs = [np.empty(t.shape, t.dtype) for t in types]
+            caller(run, arrays, outs)
+            return outs
+
+        context = ctx.module_context.axis_context
+        if isinstance(context, mlir.ShardingContext) and context.num_devices > 1:
+            call = partial(jax.pure_callback if is_pure else io_callback, over_arrays, types)
+        else:
+            call = buffer_callback(over_buffers, types, has_side_effect=not is_pure)
+        return mlir.lower_fun(call, multiple_results=True)(ctx, *args)
 
     mlir.register_lowering(primitive, rule)
 
