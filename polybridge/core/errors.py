@@ -230,8 +230,8 @@ class ResidualError(PolybridgeError, RuntimeError):
     def mixed(cls) -> ResidualError:
         """Say that a batch of derivatives is not that of one batch of evaluations."""
         return cls(
-            "A batch of gradients was asked for of wrapped functions that were not evaluated as this batch: pullbacks of "
-            "several calls were stacked, or those of one batch were taken apart. Differentiate inside of the `vmap`."
+            "A batch of gradients was asked for of wrapped functions that were not evaluated as this batch: pullbacks "
+            "of several calls were stacked, or those of one batch were taken apart. Differentiate inside of the `vmap`."
         )
 
     @classmethod

@@ -1,9 +1,9 @@
 """Numbers that stand for residuals where only tensors can go.
 
 A framework's transform passes tensors from a forward to its backward and nothing else. So the forward hands out a
-token: a tensor with a number. Where the framework takes memory in, the token is a buffer of ours: with its last reader it
-dies, and the residual with it. Where the framework copies the number, nothing tells when it is done with; the residual is
-stashed with a bounded number of others, and made by another evaluation if a backward comes later than that.
+token: a tensor with a number. Where the framework takes memory in, the token is a buffer of ours: with its last reader
+it dies, and the residual with it. Where the framework copies the number, nothing tells when it is done with; the
+residual is stashed with a bounded number of others, and made by another evaluation if a backward comes later than that.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def test_denormals_are_not_flushed_under_jit() -> None:
 
 
 def test_an_export_is_refused_by_name() -> None:
-    with pytest.raises(polybridge.CompilationError, match="sin.*jax.export"):
+    with pytest.raises(polybridge.CompilationError, match=r"sin.*jax.export"):
         jax.export.export(jax.jit(into_jax(torch.sin)))(X)
 
 
@@ -337,6 +337,11 @@ def test_the_pullback_of_a_batch_cannot_be_taken_apart() -> None:
     pulls = jax.vmap(lambda x: jax.vjp(wrapped, x)[1])(BATCH)
     with pytest.raises(polybridge.ResidualError, match="Differentiate inside of the `vmap`"):
         jax.tree.map(lambda leaf: leaf[1], pulls)(X)
+
+
+def test_a_pullback_that_compiled_code_returned_may_be_called_outside() -> None:
+    pull = jax.jit(lambda x: jax.vjp(into_jax(NORMALISED["torch"]), x)[1])(X)
+    assert_close(pull(X), jax.vjp(NORMALISED["jax"], X)[1](X))
 
 
 def test_residuals_are_dropped_with_their_pullback() -> None:

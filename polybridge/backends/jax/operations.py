@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polybridge.backends.jax import convert
+from polybridge.backends.jax import convert, tokens
 from polybridge.backends.jax.buffers import BUFFERS
 from polybridge.core import orders, residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import Axes, BatchedRelay, batched
-from polybridge.core.errors import PromisedShapeError, ResidualError
+from polybridge.core.errors import PromisedShapeError
 from polybridge.core.exchange import Exchange
 from polybridge.core.relay import FunctionRelay, Relay
 from polybridge.core.specs import TensorSpec, dtype
 
 Tensor = Any
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 AnyRelay = FunctionRelay | BatchedRelay
-TOKEN = 4
-"""Numbers of 32 bits in a token: two for that of its residual, its row in a batch, and how many rows there are."""
 _PLANS = 256  # signatures whose plans one operation remembers
 
 
@@ -84,21 +83,24 @@ class Operation:
     # At once, on JAX arrays.
 
     def evaluate(self, xs: Sequence[Tensor], keep: bool, rows: tuple[int, ...]) -> list[Tensor]:
-        """Return the results, and a token of shape `(*rows, TOKEN)` if the residual is to be kept."""
+        """Return the results, and a token if the residual is to be kept."""
         if not keep:
             return self.relay(xs).leaves
         outcome, back = self.relay.vjp(xs, differentiable(xs))
-        count = int(np.prod(rows, dtype=np.int64))
-        numbers = residuals.keep(back, TOKEN // 2 * count).view(np.uint32).reshape(count, TOKEN)
-        numbers[:, 2:] = _places(count)
-        return [*outcome.leaves, jax.dlpack.from_dlpack(numbers.reshape(*rows, TOKEN))]
+        return [*outcome.leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows))]
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return the pull of order `len(cts)`; see `core.orders`."""
-        found = self._pulled(self.relay, jnp.conj, None, token, xs, cts)
         primals = [xs[i] for i in differentiable(xs)]
+        dtypes = [ct.dtype for ct in cts[0]]
+        found = _pull(
+            self.relay, jnp.conj, token, xs, cts, conversions(tuple(x.dtype for x in primals), tuple(dtypes), len(cts))
+        )
         like = [*primals, *(ct for group in cts[:-1] for ct in group)]
-        return [jnp.zeros(v.shape, v.dtype) if x is None else x for x, v in zip(found, like, strict=True)]
+        return [
+            jnp.zeros(v.shape, v.dtype) if x is None else x if isinstance(x, jax.Array) else jnp.array(x)
+            for x, v in zip(found, like, strict=True)
+        ]
 
     # On the host, under compiled code.
 
@@ -107,18 +109,18 @@ class Operation:
         if keep:
             randomness = self.relay.exchange.source.randomness()
             outcome, back = self.host.vjp(xs, differentiable(xs))
+            arrays: list[Any] = outcome.leaves
             *outs, token = outs
-            numbers = np.asarray(token).reshape(-1, TOKEN)
-            numbers[:, :2] = np.array([residuals.stash(back, outcome.leaves, randomness)]).view(np.uint32)
-            numbers[:, 2:] = _places(len(numbers))
+            tokens.write(np.asarray(token), residuals.stash(back, arrays, randomness))
         else:  # the first run is differentiated, to see whether it holds weights
             outcome = self.host(xs) if self.host.told else self.host.vjp(xs, ())[0]
-        if len(outcome.leaves) != len(outs):
-            raise PromisedShapeError.differs(self.call, "the result", f"{len(outcome.leaves)} tensors", f"{len(outs)}")
-        for i, (out, leaf, promised) in enumerate(zip(outs, outcome.leaves, plan.specs, strict=True)):
-            found = TensorSpec(leaf.shape, leaf.dtype.name)
-            if found != promised:
+        leaves: list[Any] = outcome.leaves
+        if len(leaves) != len(outs):
+            raise PromisedShapeError.differs(self.call, "the result", f"{len(leaves)} tensors", f"{len(outs)}")
+        for i, (out, leaf, promised) in enumerate(zip(outs, leaves, plan.specs, strict=True)):
+            if leaf.shape != promised.shape or leaf.dtype != dtype(promised.dtype):
                 assert plan.structure is not None
+                found = TensorSpec(leaf.shape, leaf.dtype.name)
                 raise PromisedShapeError.differs(self.call, plan.structure.result(i), found, promised)
             _write(out, leaf)
 
@@ -126,34 +128,12 @@ class Operation:
         self, plan: Abstract, token: Any, xs: Sequence[Any], cts: Sequence[Sequence[Any]], outs: Sequence[Any]
     ) -> None:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
-        found = self._pulled(self.host, np.conj, plan, token, xs, cts)
+        primals = tuple(xs[i].dtype for i in differentiable(xs))
+        outputs = tuple(dtype(spec.dtype) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d)
+        found = _pull(self.host, np.conj, token, xs, cts, conversions(primals, outputs, len(cts)))
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
-
-    def _pulled(
-        self,
-        relay: AnyRelay,
-        conj: Callable[[Tensor], Tensor],
-        plan: Abstract | None,
-        token: Tensor,
-        xs: Sequence[Tensor],
-        cts: Sequence[Sequence[Tensor]],
-    ) -> list[Tensor | None]:
-        """Return the pull, in JAX's convention, which is the conjugate of the contract's.
-
-        With a plan, the cotangents get the dtypes that the source gave its results, which JAX may have narrowed.
-        """
-        back = residuals.stashed(_number(token), lambda: _again(relay, xs))
-        primals = [xs[i] for i in differentiable(xs)]
-        taken = list(map(list, cts))
-        if plan is not None:
-            outputs = [spec.dtype for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
-            names, _ = follow([convert.spec(x).dtype for x in primals], outputs, len(cts), lambda name: name)
-            taken = [[_cast(*pair) for pair in zip(*group, strict=True)] for group in zip(taken, names, strict=True)]
-        ins, outs = follow([False] * len(primals), [False] * len(cts[0]), len(cts), lambda flag: not flag)
-        taken = [[_conj(conj, *pair) for pair in zip(*group, strict=True)] for group in zip(taken, ins, strict=True)]
-        return [_conj(conj, x, flag) for x, flag in zip(orders.pull(back, primals, taken), outs, strict=True)]
 
 
 def differentiable(xs: Sequence[Any]) -> list[int]:
@@ -161,34 +141,64 @@ def differentiable(xs: Sequence[Any]) -> list[int]:
     return [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
 
 
-def follow(primals: list[T], outputs: list[T], count: int, turned: Callable[[T], T]) -> tuple[list[list[T]], list[T]]:
-    """Follow a fact about tensors through the orders of derivatives, in each of which results and inputs change places.
+@dataclass(frozen=True)
+class Conversions:
+    """What happens to the cotangents of a pull between JAX and a source.
 
-    Returns:
-        For each order the fact about its cotangents, and that about the results of the last order.
+    JAX's convention is the conjugate of the contract's, and it may have narrowed the source's dtypes. In each order
+    results and inputs change places, and with them what is conjugated.
+
+    Attributes:
+        cts: for each order and cotangent its dtype in the source, and whether it is conjugated.
+        outs: for each result whether it is conjugated.
+        plain: whether nothing is conjugated.
     """
+
+    cts: list[list[tuple[Any, bool]]]
+    outs: list[bool]
+    plain: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def conversions(primals: tuple[Any, ...], outputs: tuple[Any, ...], count: int) -> Conversions:
+    """Return the conversions of a pull.
+
+    Args:
+        primals: the dtypes of the primals.
+        outputs: the dtypes of the differentiable results in the source.
+        count: the order.
+    """
+    inner, outer = [(d, False) for d in primals], [(d, False) for d in outputs]
     cts = []
     for _ in range(count):
-        cts.append([turned(x) for x in outputs])
-        outputs, primals = [turned(x) for x in primals], primals + cts[-1]
-    return cts, outputs
+        cts.append([(d, not flag) for d, flag in outer])
+        outer, inner = [(d, not flag) for d, flag in inner], inner + cts[-1]
+    return Conversions(cts, [flag for _, flag in outer], not any(d.kind == "c" for d, _ in inner))
 
 
-def _places(count: int) -> Array:
-    """Return what each row of a token says after its number: which row it is, and of how many."""
-    return np.stack([np.arange(count), np.full(count, count)], axis=-1).astype(np.uint32)
-
-
-def _number(token: Tensor) -> int:
-    """Return the number of a token's residual.
-
-    Raises:
-        ResidualError: its rows are not those of one evaluation in their order.
-    """
-    rows = np.asarray(token).reshape(-1, TOKEN)
-    if (rows[:, 2:] != _places(len(rows))).any() or (rows[:, :2] != rows[0, :2]).any():
-        raise ResidualError.mixed()
-    return int(np.ascontiguousarray(rows[0, :2]).view(np.int64)[0])
+def _pull(
+    relay: AnyRelay,
+    conj: Callable[[Tensor], Tensor],
+    token: Tensor,
+    xs: Sequence[Tensor],
+    cts: Sequence[Sequence[Tensor]],
+    conversions: Conversions,
+) -> list[Tensor | None]:
+    """Return the pull in JAX's convention; `relay` evaluates the function again if the residual is gone."""
+    back = residuals.stashed(tokens.read(np.asarray(token)), lambda: _again(relay, xs))
+    primals = [xs[i] for i in differentiable(xs)]
+    taken = [
+        [ct if ct.dtype == d else np.asarray(ct).astype(d) for ct, (d, _) in zip(*pair, strict=True)]
+        for pair in zip(cts, conversions.cts, strict=True)
+    ]
+    if conversions.plain:
+        return orders.pull(back, primals, taken)
+    taken = [
+        [_conj(conj, ct, flag) for ct, (_, flag) in zip(*pair, strict=True)]
+        for pair in zip(taken, conversions.cts, strict=True)
+    ]
+    found = orders.pull(back, primals, taken)
+    return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]
 
 
 def _again(relay: AnyRelay, xs: Sequence[Tensor]) -> tuple[Relay, list[Array]]:
@@ -196,12 +206,8 @@ def _again(relay: AnyRelay, xs: Sequence[Tensor]) -> tuple[Relay, list[Array]]:
     return back, list(map(np.asarray, outcome.leaves))
 
 
-def _cast(x: Tensor, name: str) -> Tensor:
-    return x if np.asarray(x).dtype.name == name else np.asarray(x).astype(dtype(name))
-
-
-def _conj(conj: Callable[[Tensor], Tensor], x: Tensor | None, flag: bool) -> Tensor | None:
-    return conj(x) if flag and x is not None and np.dtype(x.dtype).kind == "c" else x
+def _conj(conj: Callable[[Tensor], Tensor], x: Tensor, flag: bool) -> Tensor:
+    return conj(x) if flag and x.dtype.kind == "c" else x
 
 
 def _write(out: Any, x: Any) -> None:
@@ -210,8 +216,7 @@ def _write(out: Any, x: Any) -> None:
     Raises:
         UnsupportedTensorError: integers that do not fit.
     """
-    target = np.asarray(out)
-    source = np.asarray(x)
+    target, source = np.asarray(out), np.asarray(x)
     if target.dtype.kind in "iu" and source.dtype.itemsize > target.dtype.itemsize:
         source = convert.narrowed(source)
     np.copyto(target, source, casting="unsafe")
