@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ Tensor = Any
 Array = np.ndarray[Any, Any]
 Fn = Callable[..., Any]
 
-NAMES = ("torch", "tensorflow")
-"""The frameworks with a dialect; each lives in `dialect_<name>.py`."""
+SOURCES = ("torch", "tensorflow", "jax")
+"""The frameworks whose functions are wrapped; each has a dialect in `dialect_<name>.py`."""
+DESTINATIONS = ("torch", "tensorflow")
+"""The frameworks that call them."""
+PAIRS = [(src, dst) for src, dst in itertools.product(SOURCES, DESTINATIONS) if src != dst]
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
@@ -34,6 +38,8 @@ class Dialect(ABC):
     name: str
     writes: bool
     """Whether a program can write to a tensor in place."""
+    traces: bool = False
+    """Whether a wrapped function is run once a signature, to be compiled, and not at every call."""
     sin: Fn
     cos: Fn
     exp: Fn

@@ -86,7 +86,8 @@ def _is_row_major(tensor: jax.Array) -> bool:
 
 def to_dlpack(tensor: jax.Array) -> Any:
     """Return a capsule on the memory of a dense array, once its values have been computed."""
-    return tensor.__dlpack__()
+    # Private, as below: `__dlpack__` takes four times as long for its options, which are not needed here.
+    return _jax.buffer_to_dlpack_managed_tensor(tensor, stream=None)
 
 
 def from_dlpack(capsule: Any) -> jax.Array:
