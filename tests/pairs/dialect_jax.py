@@ -112,11 +112,11 @@ class Jax(Dialect):
         except _UNTRACEABLE:
             differentiable, pull, others = forward(list(xs), primals)
         cts = [cotangent(y.shape, self.dtype(y)) for y in differentiable] if cts is None else cts
-        found = jax.jit(lambda pull, cts: pull(cts))(pull, [self.tensor(ct).conj() for ct in cts])
+        found = jax.jit(_pulled)(pull, [self.tensor(ct) for ct in cts])
         following, rest = iter(differentiable), iter(others)
         gradients = dict(zip(wanted, found, strict=True))
         ys = [next(following) if kind else next(rest) for kind in kinds]
-        return ys, [gradients[i].conj() if i in gradients else None for i in range(len(xs))]
+        return ys, [gradients.get(i) for i in range(len(xs))]
 
     def derivative(self, fn: Fn) -> Fn:
         return jax.grad(lambda x: jnp.sum(fn(x)))
@@ -148,6 +148,10 @@ class Jax(Dialect):
 
 def _differentiable(x: jax.Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _pulled(pull: Fn, cts: list[jax.Array]) -> list[jax.Array]:
+    return [gradient.conj() for gradient in pull([ct.conj() for ct in cts])]
 
 
 DIALECT = Jax()

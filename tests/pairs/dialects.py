@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import polybridge
 
@@ -148,6 +149,12 @@ class Pair:
     def wrap(self, fn: Fn, **options: Any) -> Fn:
         """Return `polybridge.wrap` of this pair."""
         return polybridge.wrap(fn, src=self.src.name, dst=self.dst.name, **options)
+
+    def reversed(self) -> Pair:
+        """Return the pair of the other direction."""
+        if (self.dst.name, self.src.name) not in PAIRS:
+            pytest.skip(f"{self.src.name} is no destination yet")
+        return Pair(self.dst, self.src)
 
     def assert_native(self, fn: Fn, *xs: Tensor) -> None:
         """Assert that the wrapped function has the source's own values and gradients, bit by bit.

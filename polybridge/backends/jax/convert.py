@@ -27,8 +27,10 @@ _NARROWER = {
 
 
 def is_composite(value: Any) -> bool:
-    """Whether it is a mutable reference, or a tree that JAX has been taught alone, such as a sparse array."""
-    return isinstance(value, jax.Ref) or not jax.tree_util.all_leaves([value])
+    """Whether it is a mutable reference, or a tree of arrays that JAX has been taught alone, such as a sparse one."""
+    if isinstance(value, jax.Ref):
+        return True
+    return not jax.tree_util.all_leaves([value]) and any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
 
 
 def spec(tensor: jax.Array) -> TensorSpec:
