@@ -114,7 +114,7 @@ class FunctionRelay(Relay):
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        dtypes = _dtypes(self.exchange, xs, wanted)
+        dtypes = [self.exchange.dest.spec(xs[i]).dtype for i in wanted] if self._source.narrows() else None
         back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, dtypes)
         self._loan.until(back)
         return outcome, back
@@ -202,7 +202,7 @@ class PullbackRelay(Relay):
         results: tuple[int, ...],
         slots: tuple[int, ...],
         cotangents: int,
-        dtypes: Sequence[str] | None = None,
+        dtypes: Sequence[str | None] | None = None,
     ) -> None:
         """Bind the pullback."""
         self.exchange, self.call = exchange, call
@@ -225,11 +225,18 @@ class PullbackRelay(Relay):
         inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
         slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
         results = tuple(inputs[i] for i in wanted)
-        dtypes = _dtypes(self.exchange, xs, wanted)
+        dtypes = None
+        if self._dtypes is not None:  # of the primals, which a graph leaves out, and of the cotangents
+            given = [*self._dtypes, *(None if x is None else self.exchange.dest.spec(x).dtype for x in self._own(xs))]
+            dtypes = [given[i] for i in wanted]
         return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, dtypes)
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return spread(self._loan.lend(xs[len(xs) - len(self._slots) :]), self._slots, self._cotangents)
+        return spread(self._loan.lend(self._own(xs)), self._slots, self._cotangents)
+
+    def _own(self, xs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return the cotangents, which come after the primals."""
+        return xs[len(xs) - len(self._slots) :]
 
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
         leaves = [found[i] for i in self._results]
@@ -243,11 +250,6 @@ class PullbackRelay(Relay):
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, TensorSpec)
-
-
-def _dtypes(exchange: Exchange, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> list[str] | None:
-    """Return the dtypes of the wanted inputs, if a source that narrows gives cotangents of another."""
-    return [exchange.dest.spec(xs[i]).dtype for i in wanted] if exchange.source.narrows() else None
 
 
 def _given(
