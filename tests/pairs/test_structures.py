@@ -189,6 +189,7 @@ def test_static_values_that_are_equal_but_differ_are_told_apart(pair, dst):
 
 def test_a_static_object_that_changes_is_seen_as_it_is(pair, src, dst):
     """A function that is traced sees it as it was, as natively."""
+
     class Settings:
         factor = 2.0
 

@@ -219,7 +219,9 @@ def test_complex_derivatives_of_both_orders_are_tensorflows_own(name):
 def test_a_real_input_of_a_complex_function_has_a_real_gradient():
     x = leaf([0.3, -1.2, 0.5])
     native = torch_orders(lambda x: torch.fft.fft(x * x), x.detach().numpy())
-    np.testing.assert_allclose(torch_orders(in_torch(lambda x: jnp.fft.fft(x * x)), x.detach().numpy()), native, atol=1e-12)
+    np.testing.assert_allclose(
+        torch_orders(in_torch(lambda x: jnp.fft.fft(x * x)), x.detach().numpy()), native, atol=1e-12
+    )
 
 
 # What JAX programs are made of.

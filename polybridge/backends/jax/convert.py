@@ -98,7 +98,7 @@ def from_dlpack(capsule: Any) -> jax.Array:
     Raises:
         UnsupportedTensorError: integers that do not fit into 32 bits, while 64 bits are off.
     """
-    # Private: `jax.dlpack.from_dlpack` takes an object and not a capsule, 17 us instead of 3, and cuts 64 bits silently.
+    # Private: `jax.dlpack.from_dlpack` takes an object and not a capsule, 17 us and not 3, and cuts 64 bits silently.
     # `tests/backends/test_private_apis.py` notices a change.
     array: jax.Array = _jax.dlpack_managed_tensor_to_buffer(capsule, _cpu(), None, None)
     return _narrowed(array) if array.dtype.itemsize >= 8 and narrows() else array
@@ -121,7 +121,8 @@ def from_numpy(array: np.ndarray[Any, Any]) -> jax.Array:
 
 def copy(tensor: jax.Array) -> jax.Array:
     """Return a row-major copy."""
-    copied = jnp.array(np.asarray(tensor), copy=True) if tensor.ndim > 1 else jnp.array(tensor, copy=True)
+    copied = jnp.array(np.array(tensor, order="C"))
+    own([copied])
     return copied
 
 

@@ -107,9 +107,7 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
     return outputs, pullback
 
 
-def vmap(
-    fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None], inputs: Sequence[Tensor]
-) -> Sequence[Tensor]:
+def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Evaluate `fn` for each example of a batch."""
     found: Sequence[Tensor] = jax.vmap(fn, in_axes=tuple(axes))(*inputs)
     return found
