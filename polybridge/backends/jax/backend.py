@@ -15,7 +15,7 @@ from polybridge.core.programs import Results
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
-Tensor = jax.Array
+Tensor = Any
 
 
 class JaxBackend(Backend):
@@ -27,7 +27,7 @@ class JaxBackend(Backend):
 
     def is_tensor(self, value: Any) -> bool:
         """Whether it is an array, concrete or traced."""
-        return isinstance(value, Tensor)
+        return isinstance(value, jax.Array)
 
     def is_composite(self, value: Any) -> bool:
         """Whether it is a mutable reference, or a tree to JAX alone, such as a sparse array."""

@@ -133,7 +133,7 @@ def own(tensors: Iterable[jax.Array | None]) -> None:
     """
     for tensor in tensors:
         if tensor is not None:
-            tensor._polybridge_owns = True  # type: ignore[attr-defined]
+            tensor._polybridge_owns = True
 
 
 def owns(tensor: jax.Array) -> bool:

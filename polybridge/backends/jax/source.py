@@ -123,7 +123,9 @@ class _Packed:
 
 
 jax.tree_util.register_pytree_node(
-    _Packed, lambda packed: ((packed.handed, packed.kept), packed.static), lambda static, kept: _Packed(*kept, static)
+    _Packed,
+    lambda packed: ((packed.handed, packed.kept), packed.static),
+    lambda static, children: _Packed(children[0], children[1], static),
 )
 
 
