@@ -285,6 +285,21 @@ def test_a_sparse_result_is_refused_by_path():
         in_torch(lambda x: {"s": sparse.BCOO.fromdense(x)})(torch.eye(2))
 
 
+def in_place(x):
+    ref = jax.new_ref(jnp.zeros_like(x))
+    ref[...] = x * 2
+    return ref
+
+
+def test_a_mutable_reference_may_be_used_inside():
+    assert gradients(in_torch(lambda x: in_place(x)[...]), leaf([1.0]))[0].tolist() == [2.0]
+
+
+def test_a_mutable_reference_in_a_result_is_refused_with_the_way_out():
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"result\[0\].*mutable reference.*return ref"):
+        in_torch(lambda x: [in_place(x)])(leaf([1.0]))
+
+
 def test_a_deleted_array_is_refused():
     x = jnp.ones(3)
     x.delete()

@@ -26,6 +26,11 @@ _NARROWER = {
 }
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether it is an array, or traced: a traced reference has the type of a traced array."""
+    return isinstance(value, (jax.Array, jax.core.Tracer))
+
+
 def is_composite(value: Any) -> bool:
     """Whether it is a mutable reference, or a tree of arrays that JAX has been taught alone, such as a sparse one."""
     if isinstance(value, jax.Ref):
@@ -42,8 +47,10 @@ def dtype_name(tensor: jax.Array) -> str:
     """Return the NumPy name of the dtype.
 
     Raises:
-        UnsupportedTensorError: typed PRNG keys, float8, int4 and other dtypes that no other framework holds.
+        UnsupportedTensorError: mutable references, typed PRNG keys, float8, int4 and other dtypes that no other framework holds.
     """
+    if isinstance(tensor, jax.core.Tracer) and not isinstance(tensor, jax.Array):
+        raise UnsupportedTensorError("a mutable reference, whose value is not an array; return ref[...]")
     name = _NAMES.get(tensor.dtype)
     if name is not None:
         return name
