@@ -136,6 +136,14 @@ def test_jax_arrays_carry_attributes():
     assert jax_convert.owns(x) and not jax_convert.owns(x + 1)
 
 
+def test_a_jax_array_whose_memory_was_given_away_owns_it_no_more():
+    x = jnp.ones(3)
+    for give in (jax_convert.to_dlpack, jax_convert.to_numpy):
+        jax_convert.own([x])
+        give(x)
+        assert not jax_convert.owns(x)
+
+
 CONSTANT = jnp.ones(1000)
 ALIASES = {
     "inputs": lambda x: (x, x),

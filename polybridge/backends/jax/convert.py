@@ -47,7 +47,8 @@ def dtype_name(tensor: jax.Array) -> str:
     """Return the NumPy name of the dtype.
 
     Raises:
-        UnsupportedTensorError: mutable references, typed PRNG keys, float8, int4 and other dtypes that no other framework holds.
+        UnsupportedTensorError: mutable references, typed PRNG keys, float8, int4 and other dtypes that no other
+            framework holds.
     """
     if isinstance(tensor, jax.core.Tracer) and not isinstance(tensor, jax.Array):
         raise UnsupportedTensorError("a mutable reference, whose value is not an array; return ref[...]")
@@ -96,7 +97,9 @@ def _is_row_major(tensor: jax.Array) -> bool:
 def to_dlpack(tensor: jax.Array) -> Any:
     """Return a capsule on the memory of a dense array, once its values have been computed."""
     # Private, as below: `__dlpack__` takes four times as long for its options, which are not needed here.
-    return _jax.buffer_to_dlpack_managed_tensor(tensor, stream=None)
+    capsule = _jax.buffer_to_dlpack_managed_tensor(tensor, stream=None)
+    _disown(tensor)
+    return capsule
 
 
 def from_dlpack(capsule: Any) -> jax.Array:
@@ -113,7 +116,9 @@ def from_dlpack(capsule: Any) -> jax.Array:
 
 def to_numpy(tensor: jax.Array) -> np.ndarray[Any, Any]:
     """Return the values, as a view that cannot be written to."""
-    return np.asarray(dense(tensor))
+    tensor = dense(tensor)
+    _disown(tensor)
+    return np.asarray(tensor)
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> jax.Array:
@@ -128,9 +133,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> jax.Array:
 
 def copy(tensor: jax.Array) -> jax.Array:
     """Return a row-major copy."""
-    copied = jnp.array(np.array(tensor, order="C"))
-    own([copied])
-    return copied
+    return jnp.array(np.array(tensor, order="C"))
 
 
 def own(tensors: Iterable[jax.Array | None]) -> None:
@@ -144,8 +147,13 @@ def own(tensors: Iterable[jax.Array | None]) -> None:
 
 
 def owns(tensor: jax.Array) -> bool:
-    """Whether `own` has noted it."""
+    """Whether `own` has noted it, and nobody has been given the memory since."""
     return hasattr(tensor, "_polybridge_owns")
+
+
+def _disown(tensor: jax.Array) -> None:
+    if owns(tensor):
+        del tensor._polybridge_owns
 
 
 def narrows() -> bool:
