@@ -1,7 +1,7 @@
 # Every task of the repository as one command, each in .venv, which is built from constraints.txt.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-EXTRAS ?= torch,tensorflow,keras,test,lint,bench,demo
+EXTRAS ?= torch,tensorflow,keras,jax,test,lint,bench,demo
 
 VENV := .venv
 BIN := $(VENV)/bin

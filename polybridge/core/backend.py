@@ -169,7 +169,7 @@ class Backend(ABC):
         return False
 
     def narrows(self) -> bool:
-        """Whether tensors of some dtypes become narrower ones here; their cotangents are then widened on the way back."""
+        """Whether tensors of some dtypes become narrower here; their cotangents are then widened on the way back."""
         return False
 
     def same(self, a: Tensor, b: Tensor) -> bool:

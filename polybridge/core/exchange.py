@@ -85,6 +85,12 @@ class Exchange:
         tensors[position] = None
         return self.source.reference(tensor)
 
+    def widened(self, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:
+        """Return a tensor of the destination with a dtype, which the source has narrowed on the way."""
+        if tensor is None or dtype_name is None or self.dest.spec(tensor).dtype == dtype_name:
+            return tensor
+        return self.dest.from_numpy(self.dest.to_numpy(tensor).astype(dtype(dtype_name)))
+
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
         shares = self.copy == "auto" and (self.source.writes or self.dest.writes)

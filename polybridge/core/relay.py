@@ -27,7 +27,7 @@ from polybridge.core.errors import (
     remember,
     warn,
 )
-from polybridge.core.exchange import Exchange, Loan
+from polybridge.core.exchange import Exchange, Loan, move
 from polybridge.core.programs import Program, Results
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import Structure, flatten
@@ -118,7 +118,8 @@ class FunctionRelay(Relay):
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count)
+        dtypes = [self.exchange.dest.spec(xs[i]).dtype for i in wanted] if self._source.narrows() else None
+        back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, dtypes)
         self._loan.until(back)
         return outcome, back
 
@@ -155,7 +156,7 @@ class FunctionRelay(Relay):
         """Find the input that cannot cross and name it."""
         for number, x in enumerate(xs):
             try:
-                self.exchange.dest.dense(x)
+                move(x, self.exchange.dest, self._source, own=False)
             except UnsupportedTensorError as found:
                 return found.at(self.call, self.program.argument(number))
         return error.at(self.call, "an argument")
@@ -193,6 +194,7 @@ class PullbackRelay(Relay):
         results: which of the cotangents that the pullback returns are this relay's leaves; as many as its primals.
         slots: which of the cotangents that the pullback takes are this relay's inputs.
         cotangents: how many cotangents the pullback takes.
+        dtypes: of the leaves, where the source may have narrowed the primals.
     """
 
     def __init__(
@@ -204,11 +206,12 @@ class PullbackRelay(Relay):
         results: tuple[int, ...],
         slots: tuple[int, ...],
         cotangents: int,
+        dtypes: Sequence[str | None] | None = None,
     ) -> None:
         """Bind the pullback."""
         self.exchange, self.call = exchange, call
         self._pullback, self._loan = pullback, loan
-        self._results, self._slots, self._cotangents = results, slots, cotangents
+        self._results, self._slots, self._cotangents, self._dtypes = results, slots, cotangents, dtypes
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Pull the cotangents back."""
@@ -226,16 +229,27 @@ class PullbackRelay(Relay):
         inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
         slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
         results = tuple(inputs[i] for i in wanted)
-        return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count)
+        dtypes = None
+        if self._dtypes is not None:  # of the primals, which a graph leaves out, and of the cotangents
+            given = [*self._dtypes, *(None if x is None else self.exchange.dest.spec(x).dtype for x in self._own(xs))]
+            dtypes = [given[i] for i in wanted]
+        return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, dtypes)
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return spread(self._loan.lend(xs[len(xs) - len(self._slots) :]), self._slots, self._cotangents)
+        return spread(self._loan.lend(self._own(xs)), self._slots, self._cotangents)
+
+    def _own(self, xs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return the cotangents, which come after the primals."""
+        return xs[len(xs) - len(self._slots) :]
 
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
         leaves = [found[i] for i in self._results]
         found.clear()
         connected = tuple(x is not None for x in leaves)
-        return Outcome(_given(self.exchange, leaves, self.call), None, connected)
+        given = _given(self.exchange, leaves, self.call)
+        if self._dtypes is not None:
+            given = [self.exchange.widened(x, dtype) for x, dtype in zip(given, self._dtypes, strict=True)]
+        return Outcome(given, None, connected)
 
 
 def _is_spec(value: Any) -> bool:

@@ -2,10 +2,14 @@
 
 import gc
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 
+from polybridge.backends.jax import convert as jax_convert
 from polybridge.backends.tensorflow import _private
 from polybridge.backends.torch import convert
 
@@ -38,8 +42,6 @@ def test_a_residual_and_a_capsule_are_users_of_a_storage():
 
 
 def test_memory_of_numpy_is_not_owned():
-    import numpy as np
-
     assert not convert.owns(torch.from_numpy(np.ones(3)))
 
 
@@ -105,3 +107,61 @@ def test_xla_is_seen_while_tracing(jit):
 def test_the_runtime_has_started_once_something_was_computed():
     assert float(tf.constant(1.0) + 1) == 2
     assert _private.has_started()
+
+
+# JAX.
+
+
+def test_jax_takes_a_capsule_of_any_dtype_that_it_aligns():
+    for x in (torch.arange(9.0)[1:], torch.tensor([True, False]), torch.ones(2, dtype=torch.bfloat16), torch.ones(())):
+        found = jax_convert.from_dlpack(convert.to_dlpack(x))
+        assert found.dtype.name == str(x.dtype).removeprefix("torch.")
+        assert np.array(found).astype("float32").tolist() == x.float().tolist()
+
+
+def test_jax_shares_the_memory_of_an_aligned_capsule():
+    x = torch.ones(1000)
+    assert jax_convert.from_dlpack(convert.to_dlpack(x)).unsafe_buffer_pointer() == x.data_ptr()
+
+
+def test_a_capsule_of_jax_waits_for_its_values():
+    x = jax.jit(lambda x: x @ x @ x)(jnp.full((700, 700), 1 / 700, "float32"))
+    np.testing.assert_allclose(convert.from_dlpack(jax_convert.to_dlpack(x)), 1 / 700, rtol=1e-4)
+
+
+def test_jax_arrays_carry_attributes():
+    x = jnp.ones(3)
+    assert not jax_convert.owns(x)
+    jax_convert.own([x])
+    assert jax_convert.owns(x) and not jax_convert.owns(x + 1)
+
+
+def test_a_jax_array_whose_memory_was_given_away_owns_it_no_more():
+    x = jnp.ones(3)
+    for give in (jax_convert.to_dlpack, jax_convert.to_numpy):
+        jax_convert.own([x])
+        give(x)
+        assert not jax_convert.owns(x)
+
+
+CONSTANT = jnp.ones(1000)
+ALIASES = {
+    "inputs": lambda x: (x, x),
+    "views": lambda x: (x.reshape(10, 100), x.reshape(100, 10)),
+    "results": lambda x: (lambda y: (y, y, y.reshape(1000, 1)))(x * 2),
+    "constants": lambda x: (x * 2, CONSTANT, CONSTANT),
+    "compiled_inside": lambda x: jax.jit(lambda x: (x, x * 1))(x),
+    "equal_expressions": lambda x: (jnp.sin(x), jnp.sin(x)),
+}
+
+
+@pytest.mark.parametrize("fn", ALIASES.values(), ids=ALIASES)
+def test_results_of_compiled_code_share_memory_with_nothing(fn):
+    """This is why `own` may say so."""
+    compiled, x = jax.jit(fn), jnp.ones(1000)
+    held = [x, CONSTANT, *compiled(x), *compiled(x)]
+    assert len({a.unsafe_buffer_pointer() for a in held}) == len(held)
+
+
+def test_jax_says_whether_a_client_exists():
+    assert jax_convert.started()

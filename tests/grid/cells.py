@@ -31,4 +31,8 @@ MODES = (
     Mode("torch", "tensorflow", "eager", "tensorflow_eager"),
     Mode("torch", "tensorflow", "`tf.function`", "tensorflow_function"),
     Mode("torch", "tensorflow", "TF1 graph", "tensorflow_session"),
+    Mode("jax", "torch", "eager", "torch_from_jax"),
+    Mode("jax", "tensorflow", "eager", "tensorflow_from_jax"),
+    Mode("jax", "tensorflow", "`tf.function`", "tensorflow_function_from_jax"),
+    Mode("jax", "tensorflow", "TF1 graph", "tensorflow_session_from_jax"),
 )

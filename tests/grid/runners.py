@@ -24,6 +24,14 @@ def _cubic_torch(x: Any) -> Any:
     return x**3 * torch.sin(x)
 
 
+def _cubic_jax() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    jax.config.update("jax_enable_x64", True)
+    return lambda x: x**3 * jnp.sin(x)
+
+
 def torch_from_eager() -> Numbers:
     return _in_torch(_cubic_tf)
 
@@ -44,21 +52,43 @@ def torch_from_session() -> Numbers:
     return _in_torch(polybridge.tf1.graph_function(session, [x], y))
 
 
+def torch_from_jax() -> Numbers:
+    return _in_torch(_cubic_jax(), "jax")
+
+
 def tensorflow_eager() -> Numbers:
     return _orders_tf(polybridge.wrap(_cubic_torch, src="torch", dst="tf"))
 
 
-def tensorflow_function() -> Numbers:
-    import tensorflow as tf
+def tensorflow_from_jax() -> Numbers:
+    return _orders_tf(polybridge.wrap(_cubic_jax(), src="jax", dst="tf"))
 
-    wrapped = polybridge.wrap(_cubic_torch, src="torch", dst="tf")
-    return tf.function(lambda x: _tapes(wrapped, x))(tf.constant(X))
+
+def tensorflow_function() -> Numbers:
+    return _function_tf(polybridge.wrap(_cubic_torch, src="torch", dst="tf"))
+
+
+def tensorflow_function_from_jax() -> Numbers:
+    return _function_tf(polybridge.wrap(_cubic_jax(), src="jax", dst="tf"))
 
 
 def tensorflow_session() -> Numbers:
+    return _session_tf(polybridge.wrap(_cubic_torch, src="torch", dst="tf"))
+
+
+def tensorflow_session_from_jax() -> Numbers:
+    return _session_tf(polybridge.wrap(_cubic_jax(), src="jax", dst="tf"))
+
+
+def _function_tf(wrapped: Any) -> Numbers:
     import tensorflow as tf
 
-    wrapped = polybridge.wrap(_cubic_torch, src="torch", dst="tf")
+    return tf.function(lambda x: _tapes(wrapped, x))(tf.constant(X))
+
+
+def _session_tf(wrapped: Any) -> Numbers:
+    import tensorflow as tf
+
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float64, [None])
         y = wrapped(x)
@@ -67,10 +97,10 @@ def tensorflow_session() -> Numbers:
         return session.run((y, first, second), {x: X})
 
 
-def _in_torch(fn: Any) -> Numbers:
+def _in_torch(fn: Any, src: str = "tf") -> Numbers:
     import torch
 
-    wrapped = polybridge.wrap(fn, src="tf", dst="torch")
+    wrapped = polybridge.wrap(fn, src=src, dst="torch")
     x = torch.tensor(X, requires_grad=True)
     y = wrapped(x)
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)

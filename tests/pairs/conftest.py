@@ -1,13 +1,11 @@
 """The pairs that every test in this folder runs on."""
 
-import itertools
-
 import pytest
 
-from tests.pairs.dialects import NAMES, Dialect, Pair, dialect
+from tests.pairs.dialects import PAIRS, Dialect, Pair, dialect
 
 
-@pytest.fixture(scope="session", params=list(itertools.permutations(NAMES, 2)), ids="->".join)
+@pytest.fixture(scope="session", params=PAIRS, ids="->".join)
 def pair(request: pytest.FixtureRequest) -> Pair:
     """Every ordered pair of frameworks."""
     return Pair(*map(dialect, request.param))

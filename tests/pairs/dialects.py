@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import polybridge
 
@@ -17,8 +19,11 @@ Tensor = Any
 Array = np.ndarray[Any, Any]
 Fn = Callable[..., Any]
 
-NAMES = ("torch", "tensorflow")
-"""The frameworks with a dialect; each lives in `dialect_<name>.py`."""
+SOURCES = ("torch", "tensorflow", "jax")
+"""The frameworks whose functions are wrapped; each has a dialect in `dialect_<name>.py`."""
+DESTINATIONS = ("torch", "tensorflow")
+"""The frameworks that call them."""
+PAIRS = [(src, dst) for src, dst in itertools.product(SOURCES, DESTINATIONS) if src != dst]
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
@@ -34,6 +39,8 @@ class Dialect(ABC):
     name: str
     writes: bool
     """Whether a program can write to a tensor in place."""
+    traces: bool = False
+    """Whether a wrapped function is run once a signature, to be compiled, and not at every call."""
     sin: Fn
     cos: Fn
     exp: Fn
@@ -142,6 +149,12 @@ class Pair:
     def wrap(self, fn: Fn, **options: Any) -> Fn:
         """Return `polybridge.wrap` of this pair."""
         return polybridge.wrap(fn, src=self.src.name, dst=self.dst.name, **options)
+
+    def reversed(self) -> Pair:
+        """Return the pair of the other direction."""
+        if (self.dst.name, self.src.name) not in PAIRS:
+            pytest.skip(f"{self.src.name} is no destination yet")
+        return Pair(self.dst, self.src)
 
     def assert_native(self, fn: Fn, *xs: Tensor) -> None:
         """Assert that the wrapped function has the source's own values and gradients, bit by bit.

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tensorflow", "polybridge"])
+_context.set_forkserver_preload(["torch", "tensorflow", "jax", "polybridge"])
 
 
 class Ended(NamedTuple):

@@ -6,6 +6,7 @@ import traceback
 import warnings
 import weakref
 
+import jax
 import keras
 import ml_dtypes
 import numpy as np
@@ -39,11 +40,11 @@ PLACES = {
 
 @pytest.mark.parametrize("path", PLACES)
 def test_tensor_of_the_source_is_refused_by_path(pair, src, dst, path):
-    args, kwargs = PLACES[path](src.tensor([1.0]))
+    args, kwargs = PLACES[path](x := src.tensor([1.0]))
     with pytest.raises(polybridge.WrongFrameworkError) as caught:
         pair.wrap(lambda *args, **kwargs: None)(*args, **kwargs)
     message = str(caught.value)
-    assert f"takes {dst.name} tensors, but {path} is a {src.name}." in message
+    assert f"takes {dst.name} tensors, but {path} is a {type(x).__module__}." in message
     assert f'polybridge.convert({path}, "{dst.name}")' in message
 
 
@@ -270,6 +271,14 @@ def failing(src, where, error):
                 return ct * 2
 
         inner = Fails.apply
+    elif src.name == "jax":
+
+        def backward(_, ct):
+            check()
+            return (ct * 2,)
+
+        inner = jax.custom_vjp(lambda x: x * 2)
+        inner.defvjp(lambda x: (x * 2, None), backward)
     else:
 
         @tf.custom_gradient
@@ -298,6 +307,8 @@ def test_exception_reaches_the_user_with_its_own_type(pair, src, dst, where, bef
     for _ in range(before):
         dst.gradient(wrapped, x)
     armed.append(1)
+    if src.traces:  # runs again where it has not been yet
+        x = dst.tensor([1.0, 2.0])
     with pytest.raises(BaseException) as caught:
         dst.gradient(wrapped, x)
     assert type(caught.value) is type(error()) and str(caught.value) == str(error())
@@ -335,7 +346,7 @@ def test_function_works_after_it_has_raised(pair, src, dst, where):
 
 
 def test_exception_of_the_source_framework_reaches_the_user(pair, src, dst):
-    error = RuntimeError if src.name == "torch" else tf.errors.InvalidArgumentError
+    error = {"torch": RuntimeError, "tensorflow": tf.errors.InvalidArgumentError, "jax": TypeError}[src.name]
     with pytest.raises(error, match=r"(?i)size|shape|incompatible"):
         pair.wrap(lambda a, b: a @ b)(dst.tensor(np.ones((2, 3))), dst.tensor(np.ones((2, 3))))
 

@@ -38,13 +38,17 @@ def test_derivatives_of_sine_cycle(pair, src, dst, order):
     np.testing.assert_allclose(dst.numpy(derived(dst.tensor(x))), np.sin(x + order * np.pi / 2), rtol=1e-12)
 
 
-def test_the_user_function_runs_once_whatever_the_order(pair, dst):
+def test_the_user_function_runs_once_whatever_the_order(pair, src, dst):
     calls = []
     derived = pair.wrap(lambda x: calls.append(1) or x**5)
     for _ in range(3):
         derived = dst.derivative(derived)
+    if src.traces:  # a pure function, once for each order that is prepared
+        derived(dst.tensor(2.0, "float64"))
+        assert len(calls) <= 4
+        calls.clear()
     derived(dst.tensor(2.0, "float64"))
-    assert len(calls) == 1
+    assert len(calls) == (0 if src.traces else 1)
 
 
 def test_second_derivative_through_a_native_product(pair, dst):
@@ -68,7 +72,7 @@ def test_second_derivative_of_wrapped_in_wrapped(pair, src, dst):
 
 def test_second_derivative_there_and_back_again(pair, src, dst):
     """dst -> src -> dst."""
-    inner = type(pair)(dst, src).wrap(lambda x: x**3)
+    inner = pair.reversed().wrap(lambda x: x**3)
     wrapped = pair.wrap(lambda x: inner(x) * x)
     assert float(dst.numpy(dst.derivative(dst.derivative(wrapped))(dst.tensor(2.0, "float64")))) == 48.0
 

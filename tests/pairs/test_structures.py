@@ -187,22 +187,25 @@ def test_static_values_that_are_equal_but_differ_are_told_apart(pair, dst):
     assert [repr(x) for x in seen] == ["1", "True", "1.0", "0.0", "-0.0", "'1'", "b'1'"]
 
 
-def test_a_static_object_that_changes_is_seen_as_it_is(pair, dst):
+def test_a_static_object_that_changes_is_seen_as_it_is(pair, src, dst):
+    """A function that is traced sees it as it was, as natively."""
+
     class Settings:
         factor = 2.0
 
     wrapped, settings, x = pair.wrap(lambda x, s: x * s.factor), Settings(), dst.tensor([1.0])
     first = dst.numpy(wrapped(x, settings))
     settings.factor = 3.0
-    assert (first, dst.numpy(wrapped(x, settings))) == ([2.0], [3.0])
+    assert (first, dst.numpy(wrapped(x, settings))) == ([2.0], [2.0 if src.traces else 3.0])
 
 
-def test_a_closure_that_changes_is_seen_as_it_is(pair, dst):
+def test_a_closure_that_changes_is_seen_as_it_is(pair, src, dst):
+    """As above."""
     factor = 2.0
     wrapped, x = pair.wrap(lambda x: x * factor), dst.tensor([1.0])
     wrapped(x)
     factor = 3.0
-    assert dst.numpy(wrapped(x)) == [3.0]
+    assert dst.numpy(wrapped(x)) == [2.0 if src.traces else 3.0]
 
 
 def test_a_call_without_arguments(pair, src, dst):
@@ -362,6 +365,7 @@ def test_numpy_arrays_in_a_result_become_tensors(pair, dst):
     assert [dst.numpy(y).tolist() for y in found] == [[2.0], [1.0, 2.0], 3.0]
 
 
+@pytest.mark.filterwarnings("ignore::polybridge.UntracedWarning")
 def test_the_structure_of_the_result_may_change_from_call_to_call(pair, dst):
     wrapped = pair.wrap(lambda x: {"x": x} if float(x[0]) > 0 else [x, x])
     assert isinstance(wrapped(dst.tensor([1.0])), dict)

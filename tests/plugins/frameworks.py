@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import torch
 import toy
 
 Tensor = Any
+jax.config.update("jax_enable_x64", True)
 
 
 class Toy:
@@ -113,12 +116,28 @@ class TensorFlow:
         return self.run(derived)  # one graph around all orders: no custom gradient goes through three nested ones
 
 
+class Jax:
+    name = "jax"
+
+    def sin(self, x):
+        return jnp.sin(x)
+
+    def sum(self, x):
+        return jnp.sum(x)
+
+
 class TensorFlowGraph(TensorFlow):
     def run(self, fn):
         return tf.function(fn)
 
 
-FRAMEWORKS = {"toy": Toy(), "torch": Torch(), "tensorflow": TensorFlow(), "tensorflow:graph": TensorFlowGraph()}
+FRAMEWORKS = {
+    "toy": Toy(),
+    "torch": Torch(),
+    "tensorflow": TensorFlow(),
+    "tensorflow:graph": TensorFlowGraph(),
+    "jax": Jax(),  # only what the laws need
+}
 PAIRS = [
     ("toy", "torch"),
     ("toy", "tensorflow"),

@@ -29,6 +29,7 @@ SUBJECTS = {
     "toy": {},
     "torch": {"write": lambda x: x.add_(1)},
     "tensorflow": {},
+    "jax": {},
 }
 
 
@@ -40,4 +41,6 @@ def subject(request):
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_the_law(law, subject):
+    if subject.backend.name == "jax" and law.__name__.startswith("native"):
+        pytest.skip("jax is no destination yet")
     law(subject)

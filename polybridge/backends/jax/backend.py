@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from polybridge.backends.jax import convert, native, source
@@ -15,7 +14,7 @@ from polybridge.core.programs import Results
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
-Tensor = jax.Array
+Tensor = Any
 
 
 class JaxBackend(Backend):
@@ -27,7 +26,7 @@ class JaxBackend(Backend):
 
     def is_tensor(self, value: Any) -> bool:
         """Whether it is an array, concrete or traced."""
-        return isinstance(value, Tensor)
+        return convert.is_tensor(value)
 
     def is_composite(self, value: Any) -> bool:
         """Whether it is a mutable reference, or a tree to JAX alone, such as a sparse array."""

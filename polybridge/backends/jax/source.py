@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ _UNTRACEABLE = (  # what JAX raises where a function asks for the values of what
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+_TRACES = 256  # signatures for which one function keeps what is static of its results
 _STAGES = 64  # sets of inputs to differentiate by, for which one program keeps what it has compiled
 
 
@@ -121,7 +123,9 @@ class _Packed:
 
 
 jax.tree_util.register_pytree_node(
-    _Packed, lambda packed: ((packed.handed, packed.kept), packed.static), lambda static, kept: _Packed(*kept, static)
+    _Packed,
+    lambda packed: ((packed.handed, packed.kept), packed.static),
+    lambda static, children: _Packed(children[0], children[1], static),
 )
 
 
@@ -140,21 +144,26 @@ class _Mode:
 
 
 class _Compiled:
-    """A function of arrays that returns `_Packed`, compiled, or run as it is if JAX cannot trace it."""
+    """A function of arrays that returns `_Packed`, compiled, or run as it is if JAX cannot trace it.
+
+    JAX keeps the tree of a result in caches of the process, and all that is static in it. So what is static stays here,
+    under a number that is in the tree.
+    """
 
     def __init__(self, fn: Callable[..., _Packed], mode: _Mode) -> None:
         self._fn, self._mode = fn, mode
+        self._statics: dict[int | None, Any] = {None: None}
 
     @functools.cached_property
     def _jitted(self) -> Any:
-        return jax.jit(self._fn)
+        return jax.jit(lambda *args: self._numbered(self._fn(*args)))  # a new function: JAX's cache knows it not
 
     def __call__(self, *args: Tree) -> _Packed:
         """Evaluate it now."""
         if self._mode.eager or jax.config.jax_disable_jit:
             return self._as_it_is(args)
         try:
-            packed: _Packed = self._jitted(*args)
+            packed = self._restored(lambda: self._jitted(*args))
         except _UNTRACEABLE as error:
             packed = self._as_it_is(args)  # raises what the user's function raises by itself
             self._mode.fall_back(error)
@@ -164,17 +173,33 @@ class _Compiled:
 
     def later(self, *args: Tree) -> _Packed:
         """Trace it, with specs in place of arrays."""
-        if self._mode.eager:
-            packed: _Packed = jax.eval_shape(self._fn, *args)
-            return packed
-        return self._jitted.eval_shape(*args)
+        return self._restored(lambda: self._jitted.eval_shape(*args))
 
     def _as_it_is(self, args: Tree) -> _Packed:
         # The caller may write to its memory as soon as it has the results, while residuals are still being computed.
-        packed: _Packed = jax.block_until_ready(self._fn(*args))
+        packed = self._fn(*args)
+        jax.block_until_ready((packed.handed, packed.kept))
+        return packed
+
+    def _numbered(self, packed: _Packed) -> _Packed:
+        if packed.static is None:
+            return packed
+        number = next(_numbers)
+        self._statics[number] = packed.static
+        while len(self._statics) > _TRACES + 1:
+            self._statics.pop(list(self._statics)[1], None)  # after None
+        return _Packed(packed.handed, packed.kept, number)
+
+    def _restored(self, evaluate: Callable[[], _Packed]) -> _Packed:
+        packed = evaluate()
+        if packed.static not in self._statics:  # traced too long ago: begin anew
+            self.__dict__.pop("_jitted", None)
+            return self._restored(evaluate)
+        packed.static = self._statics[packed.static]
         return packed
 
 
+_numbers = itertools.count()
 _Call = Callable[..., _Packed]
 _now, _later = _Compiled.__call__, _Compiled.later
 
@@ -218,7 +243,7 @@ class _Stage:
 
 
 class _Trace:
-    """What is known of one trace of a stage. It knows not the stage, in whose cache it is.
+    """What is known of one trace of a stage.
 
     Args:
         treedef: of JAX's own pullback, a tree of residuals.

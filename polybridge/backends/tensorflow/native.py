@@ -85,9 +85,10 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstr
     specs = tuple(map(convert.spec, xs))
     wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
     followed = relay.exchange.source.differentiating()
-    plan = plans.get((specs, followed))
+    key = specs, followed, relay.exchange.source.narrows()
+    plan = plans.get(key)
     if plan is None:
-        plan = plans[specs, followed] = relay.abstract(specs, wanted)
+        plan = plans[key] = relay.abstract(specs, wanted)
     promised = list(map(_tf_spec, plan.specs))
     caller = as_caller(relay.exchange.source)
 
