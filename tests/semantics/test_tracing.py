@@ -158,3 +158,35 @@ def test_a_compiled_function_that_reads_a_closed_over_tensor_can_be_traced():
     compiled = torch.compile(lambda x: x * state, backend="eager")
     _, g = tf.function(lambda x: with_gradient(to_tf(lambda x: compiled(x) * 2), x))(X)
     assert g.numpy().tolist() == [4, 6, 8]
+
+
+# State that is bound anew while tracing holds a fake tensor afterwards: nobody can prevent it, and the error says so.
+
+
+class Averaging(torch.nn.Module):
+    """Binds its average anew at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = torch.zeros(3)
+
+    def forward(self, x):
+        """Return `x` times the average of what came before."""
+        self.average = (self.average + x.detach()) / 2
+        return x * self.average
+
+
+def test_a_fake_tensor_that_was_kept_from_a_trace_is_an_error_with_the_way_out():
+    f = to_tf(Averaging())
+    tf.function(f).get_concrete_function(tf.TensorSpec([3]))
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"Averaging.*result.*traced.*output_specs="):
+        f(X)
+
+
+def test_state_that_is_bound_anew_works_with_output_specs():
+    module, native = Averaging(), Averaging()
+    f = tf.function(to_tf(module, output_specs=polybridge.TensorSpec((3,), "float32")))
+    for _ in range(2):
+        y = f(X)
+        expected = native(torch.tensor(X.numpy()))
+    assert y.numpy().tolist() == expected.tolist()

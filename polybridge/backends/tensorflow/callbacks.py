@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private
 from polybridge.backends.tensorflow.convert import ALIGNMENT, from_dlpack
-from polybridge.core.errors import ResidualError
+from polybridge.core.errors import CompilationError, ResidualError, remember
 from polybridge.core.relay import Relay
 
 _thread = threading.local()
@@ -40,11 +40,12 @@ Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]
 
 
 def call(
-    fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], specs: Sequence[Any], gradient: Gradient
+    name: str, fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], specs: Sequence[Any], gradient: Gradient
 ) -> list[Any]:
     """Add a call of `fn` to the graph being built.
 
     Args:
+        name: how messages name the call.
         fn: takes eager tensors and returns one per spec.
         inputs: graph tensors.
         specs: `tf.TensorSpec` of the results; their shapes are set, and are the caller's promise.
@@ -60,13 +61,17 @@ def call(
             _thread.depth = depth
 
     def of_operation(op: Any, *cts: Any) -> Sequence[Any]:
+        if op is None:  # `tf.saved_model.save` asks for a gradient that needs no operation
+            error = CompilationError.in_saved_model(name)
+            remember(error)  # TensorFlow raises a ValueError of its own
+            raise error
         return gradient(op.inputs, op.outputs, cts)
 
     # Two ways lead to the gradient. `tf.gradients`, control flow and `tf.vectorized_map` read the operation's
     # attribute; tapes and forward accumulators read what is recorded, and shall see one operation.
-    name = f"Polybridge{next(_numbers)}"
-    tf.RegisterGradient(name)(of_operation)
-    override = tf.compat.v1.get_default_graph().gradient_override_map({"EagerPyFunc": name})
+    registered = f"Polybridge{next(_numbers)}"
+    tf.RegisterGradient(registered)(_private.not_for_autograph(of_operation))
+    override = tf.compat.v1.get_default_graph().gradient_override_map({"EagerPyFunc": registered})
     with _private.stop_recording(), override:
         results = _private.py_function(entered, inputs, [spec.dtype for spec in specs])
     for result, spec in zip(results, specs, strict=True):
@@ -119,7 +124,8 @@ def kept(token: tf.Tensor) -> Relay:
     if back is None:
         raise ResidualError(
             "A gradient was asked for of a wrapped function whose forward is gone: the graph copied polybridge's token "
-            "instead of passing it on. Compute the gradient in the loop or function that has the call."
+            "instead of passing it on. Compute the gradient in the loop or function that has the call; inside "
+            "`tf.vectorized_map`, use `tf.map_fn` instead."
         )
     return back
 

@@ -73,7 +73,7 @@ def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
 def _pulled_in_graph(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
     """Pull symbolic cotangents back through an evaluation that was eager."""
     plan = Abstract([], (True,) * len(cts), None, None)
-    pull = _Pull(lambda _: back, as_caller(back.exchange.source), plan, ())
+    pull = _Pull(back.call, lambda _: back, as_caller(back.exchange.source), plan, ())
     return pull(tf.constant([0], tf.int64), primals, cts)
 
 
@@ -103,14 +103,14 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstr
     def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         *outputs, token = results
         taken = [ct for ct, is_output in zip(_filled(cts[:-1], outputs), plan.differentiable, strict=True) if is_output]
-        pull = _Pull(callbacks.kept, caller, plan, ())
+        pull = _Pull(relay.call, callbacks.kept, caller, plan, ())
         return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
 
     if wanted and any(plan.differentiable) and followed:
         token = tf.TensorSpec([1], tf.int64)
-        *leaves, _ = callbacks.call(partial(caller, differentiate), xs, [*promised, token], gradient)
+        *leaves, _ = callbacks.call(relay.call, partial(caller, differentiate), xs, [*promised, token], gradient)
     else:
-        leaves = callbacks.call(partial(caller, evaluate), xs, promised, callbacks.without_gradient)
+        leaves = callbacks.call(relay.call, partial(caller, evaluate), xs, promised, callbacks.without_gradient)
     return Outcome(leaves, plan.structure, plan.differentiable)
 
 
@@ -122,12 +122,14 @@ class _Pull:
     pulls its own cotangents back; so a derivative that nobody asks for costs nothing in the lower orders.
 
     Args:
+        call: how messages name the function.
         residual: from the token to the pullback relay of first order.
         caller: runs a function as the thread that traced the call would.
         plan: of what is pulled back.
         history: how many cotangents each earlier order took; they are the last of the primals.
     """
 
+    call: str
     residual: Callable[[Tensor], Relay]
     caller: Callable[..., Any]
     plan: Abstract
@@ -153,7 +155,7 @@ class _Pull:
             return [None, *pull(token, values, _filled(next_cts, results))]
 
         promised = [_tf_spec(specs[i]) for i in connected]
-        results = callbacks.call(partial(self.caller, evaluate), [token, *primals, *cts], promised, gradient)
+        results = callbacks.call(self.call, partial(self.caller, evaluate), [token, *primals, *cts], promised, gradient)
         return spread(results, connected, count)
 
     def _evaluate(self, token: Tensor, cts: Sequence[Tensor], primals: int) -> Sequence[Tensor | None]:
