@@ -8,6 +8,7 @@ the residual. A graph that is never differentiated has no reader, and leaks noth
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import threading
 import weakref
@@ -111,7 +112,7 @@ def keep(back: Relay) -> tf.Tensor:
     """Return a token for a residual, which is dropped when TensorFlow drops the token."""
     number = next(_numbers)
     buffer = np.zeros(1 + 2 * ALIGNMENT // 8, dtype=np.int64).view(_Buffer)
-    start = -buffer.__array_interface__["data"][0] % ALIGNMENT // 8
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(buffer.data)) % ALIGNMENT // 8
     token = buffer[start : start + 1]
     token[0] = number
     _residuals[number] = back, weakref.ref(buffer, lambda _: _residuals.pop(number, None))

@@ -89,16 +89,21 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstr
     if plan is None:
         plan = plans[specs, followed] = relay.abstract(specs, wanted)
     promised = list(map(_tf_spec, plan.specs))
+    exact = [(spec.shape, tf.as_dtype(spec.dtype)) for spec in plan.specs]
     caller = as_caller(relay.exchange.source)
 
     def evaluate(*values: Tensor) -> list[Tensor]:
         look = followed and not relay.told  # one differentiated run, to see whether it holds weights
         outcome = relay.vjp(values, ())[0] if look else relay(values)
-        return _checked(outcome, plan, relay.call)
+        return checked(outcome)
 
     def differentiate(*values: Tensor) -> list[Tensor]:
         outcome, back = relay.vjp(values, wanted)
-        return [*_checked(outcome, plan, relay.call), callbacks.keep(back)]
+        return [*checked(outcome), callbacks.keep(back)]
+
+    def checked(outcome: Outcome) -> list[Tensor]:
+        found = [(_private.shape_of(y), y.dtype) for y in outcome.leaves if y is not None]
+        return outcome.leaves if found == exact else _admitted(outcome, plan, relay.call)
 
     def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         *outputs, token = results
@@ -167,15 +172,13 @@ class _Pull:
         return back(cts[start:]).leaves
 
 
-def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
-    """Return the leaves of an outcome if they are what the plan promised.
+def _admitted(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
+    """Return the leaves of an outcome if the plan's promise has room for them.
 
     Raises:
         PromisedShapeError: they are not; TensorFlow itself would not notice.
     """
     found = [convert.spec(y) for y in outcome.leaves]
-    if found == plan.specs:
-        return outcome.leaves
     if len(found) != len(plan.specs):
         raise PromisedShapeError.differs(call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")
     for i, (spec, promised) in enumerate(zip(found, plan.specs, strict=True)):

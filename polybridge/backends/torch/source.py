@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private:
 from torch.autograd.graph import (
     GradientEdge,
     Node,
-    _engine_run_backward,  # private: what `torch.autograd.grad` calls
     get_gradient_edge,
 )
 from torch.overrides import TorchFunctionMode
@@ -26,6 +25,8 @@ from polybridge.core.closures import reachable
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
+
+_run_backward = torch.autograd.Variable._execution_engine.run_backward  # private: what `torch.autograd.grad` calls
 
 
 def run(fn: Callable[[], Any]) -> Any:
@@ -96,7 +97,7 @@ class GraphPullback(Pullback):
         edges, grads = zip(*pairs, strict=True)
         # `torch.autograd.grad` without its checks of user input, which take as long as a small function's backward.
         found = iter(
-            _engine_run_backward(
+            _run_backward(
                 edges, grads, True, create_graph, tuple(inputs), allow_unreachable=True, accumulate_grad=False
             )
         )
@@ -197,10 +198,11 @@ def fake_mode() -> FakeTensorMode | None:
 def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
     grad, autocast, device = torch.is_grad_enabled(), _autocast(), torch.get_default_device()
+    is_plain = device.type == "cpu" and not any(autocast)
 
     def entered() -> contextlib.AbstractContextManager[Any]:
-        if device.type == "cpu" and _autocast() == autocast:
-            return torch.set_grad_enabled(grad)
+        if is_plain and not torch._C._is_any_autocast_enabled():  # private: the public one asks for one kind of device
+            return _PLAIN if torch.is_grad_enabled() == grad else torch.set_grad_enabled(grad)
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(device)
@@ -212,6 +214,7 @@ def state() -> Context:
 
 
 _AUTOCAST = ("cpu", "cuda")
+_PLAIN = contextlib.nullcontext()
 
 
 def _autocast() -> list[torch.dtype | None]:
@@ -220,7 +223,9 @@ def _autocast() -> list[torch.dtype | None]:
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
-    return _recording_outside_inference_mode() if torch.is_inference_mode_enabled() else torch.enable_grad()
+    if torch.is_inference_mode_enabled():
+        return _recording_outside_inference_mode()
+    return _PLAIN if torch.is_grad_enabled() else torch.enable_grad()
 
 
 @contextlib.contextmanager
