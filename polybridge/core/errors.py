@@ -197,6 +197,15 @@ class CompilationError(PolybridgeError, RuntimeError):
             f"the call (in Keras: `compile(jit_compile=False)`); other functions may keep `jit_compile=True`."
         )
 
+    @classmethod
+    def in_saved_model(cls, call: str) -> CompilationError:
+        """Say why the call cannot be exported and what can."""
+        return cls(
+            f"`{call}` is in a function that is being exported as a SavedModel: it runs in another framework, in this "
+            f"Python process, and a SavedModel cannot hold it. Export the parts without the call, or save weights only "
+            f"(`tf.train.Checkpoint`; in Keras `save_weights`) and build the model again in Python."
+        )
+
 
 class ResidualError(PolybridgeError, RuntimeError):
     """A backward was asked for whose forward is gone."""

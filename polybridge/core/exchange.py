@@ -148,7 +148,8 @@ class Loan:
                 self._distrust()
                 raise MutationError.refused(call, error) from error
             raise
-        written = [i for i, x in enumerate(handed) if x is not None and source.version(x) != before[i]]
+        after = [None if x is None else source.version(x) for x in handed]
+        written = [] if after == before else [i for i, version in enumerate(after) if version != before[i]]
         if not self._guarding:
             if written:
                 self._distrust()

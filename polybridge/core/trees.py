@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -45,18 +46,28 @@ class Structure:
         treedef: optree's description of the containers.
         leaves: all leaves, with None where a dynamic one stood.
         dynamic: the positions of the dynamic leaves.
+        build: makes the tree of its dynamic leaves, where that needs no treedef.
     """
 
-    __slots__ = ("_leaves", "dynamic", "treedef")
+    __slots__ = ("_build", "_leaves", "dynamic", "treedef")
 
-    def __init__(self, treedef: Any, leaves: list[Any], dynamic: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        treedef: Any,
+        leaves: list[Any],
+        dynamic: tuple[int, ...],
+        build: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> None:
         """Keep the parts."""
         self.treedef = treedef
         self._leaves = leaves
         self.dynamic = dynamic
+        self._build = build
 
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         """Return the tree with `tensors` as its dynamic leaves."""
+        if self._build is not None:
+            return self._build(tensors)
         if len(self.dynamic) == len(self._leaves):
             return unflatten(self.treedef, tensors)
         leaves = list(self._leaves)
@@ -90,6 +101,8 @@ def separate(
         convert: makes a tensor of a leaf that is neither one nor static, given its kind, the leaf, the treedef and its
             position; or raises.
     """
+    if classify(tree) is Kind.TENSOR:
+        return [tree], _ONE
     leaves, treedef = flatten(tree)
     dynamic: list[int] = []
     tensors: list[Any] = []
@@ -101,6 +114,15 @@ def separate(
         dynamic.append(position)
         leaves[position] = None
     return tensors, Structure(treedef, leaves, tuple(dynamic))
+
+
+def separate_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classify, convert: Callable[[Kind, Any, Any, int], Any]
+) -> tuple[list[Any], Structure]:
+    """Return what `separate((args, kwargs), ...)` does, without a walk where tensors are all that is given."""
+    if not kwargs and all(classify(x) is Kind.TENSOR for x in args):
+        return list(args), _positional(len(args))
+    return separate((args, kwargs), classify, convert)
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
@@ -126,6 +148,18 @@ def argument_path(treedef: Any, position: int) -> str:
     """Return where a leaf of `(args, kwargs)` is, as `args[0]` or `kwargs['scale']`."""
     text = path(treedef, position, "")
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
+
+
+@functools.cache
+def _positional(count: int) -> Structure:
+    """Return the structure of `(args, kwargs)` with that many tensors in `args`."""
+    _, treedef = flatten((tuple(range(count)), {}))
+    return Structure(treedef, [None] * count, tuple(range(count)), lambda tensors: (tuple(tensors), {}))
+
+
+def _only(tensors: Sequence[Any]) -> Any:
+    (tensor,) = tensors
+    return tensor
 
 
 _registering = threading.Lock()
@@ -197,3 +231,6 @@ def _static_key(leaf: Any) -> tuple[type, Any]:
     if isinstance(leaf, (int, str, bytes, type(None))):
         return type(leaf), leaf
     return type(leaf), id(leaf)  # the relay that is cached under this key keeps the object, hence the id, alive
+
+
+_ONE = Structure(flatten(0)[1], [None], (0,), _only)

@@ -120,7 +120,7 @@ class _Wrapped:
         """Return the function that the caller sees."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            tensors, structure = trees.separate((args, kwargs), self.arguments, self.convert)
+            tensors, structure = trees.separate_arguments(args, kwargs, self.arguments, self.convert)
             outcome = self.native(structure)(*tensors)
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)

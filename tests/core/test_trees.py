@@ -10,7 +10,9 @@ import toy
 
 import polybridge
 from polybridge.core import trees
+from polybridge.core.exchange import Exchange
 from polybridge.core.trees import Kind, Structure
+from polybridge.core.wrapping import _Wrapped, classifier
 
 Point = namedtuple("Point", "x y")
 
@@ -50,9 +52,6 @@ def seen():
         def fn(*args, **kwargs):
             caught.append((args, kwargs))
             return toy.array(0.0)
-
-        from polybridge.core.exchange import Exchange
-        from polybridge.core.wrapping import _Wrapped
 
         source = dest = polybridge.get_backend("toy")
         _Wrapped(fn, Exchange(dest, source), None).function()(*args, **kwargs)
@@ -262,3 +261,44 @@ def test_a_type_is_asked_about_once():
     classify(range(1))
     classify(range(2))
     assert asked == [range(1)]
+
+
+# Tensors alone, which no tree is walked for.
+
+
+def toys(count):
+    """Return tensors, and the structure of them as positional arguments with and without a walk."""
+    classify = classifier(polybridge.get_backend("toy"))
+    args = tuple(toy.array(float(i)) for i in range(count))
+    _, walked = trees.separate((args, {}), classify, None)
+    tensors, structure = trees.separate_arguments(args, {}, classify, None)
+    assert tuple(tensors) == args
+    return args, structure, walked
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_positional_tensors_have_the_structure_that_a_walk_finds(count):
+    args, structure, walked = toys(count)
+    assert structure.key() == walked.key() and structure.dynamic == walked.dynamic
+    assert structure.rebuild(list(args)) == walked.rebuild(list(args)) == (args, {})
+
+
+def test_positional_tensors_are_named_by_their_path():
+    _, structure, _ = toys(3)
+    assert structure.argument(2) == "args[2]"
+
+
+def test_a_tensor_alone_has_the_structure_of_a_leaf(monkeypatch):
+    monkeypatch.setattr(trees.optree, "tree_flatten", None)
+    x = toy.array(1.0)
+    tensors, structure = trees.separate(x, classifier(polybridge.get_backend("toy")), None)
+    assert tensors == [x] and structure.rebuild([x]) is x and structure.result(0) == "result"
+
+
+def test_the_second_call_on_tensors_walks_no_tree(monkeypatch):
+    source = polybridge.get_backend("toy")
+    function = _Wrapped(lambda x, y: x, Exchange(source, source), None).function()
+    x = toy.array(1.0)
+    function(x, x)
+    monkeypatch.setattr(trees, "optree", None)
+    function(x, x)

@@ -63,7 +63,10 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """
     dtype_name(tensor)
     if type(tensor) is FakeTensor:
-        raise UnsupportedTensorError("a fake tensor, which has no values")
+        raise UnsupportedTensorError(
+            "a fake tensor, which has no values; the function has kept it from a run that traced it into a graph (with "
+            "`output_specs=` given to `polybridge.wrap`, tracing does not run the function)"
+        )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()

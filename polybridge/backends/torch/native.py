@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
 
 from polybridge.backends.torch import convert, transforms
+from polybridge.backends.torch.source import fake_mode
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
@@ -21,8 +22,9 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
     def native(*xs: Tensor) -> Outcome:
-        if any(type(x) is FakeTensor for x in xs):
-            return _abstract(relay, xs)
+        mode = fake_mode() or next((x.fake_mode for x in xs if type(x) is FakeTensor), None)
+        if mode is not None:
+            return _abstract(relay, xs, mode)
         if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
             return transforms.crossing(relay, xs)
         grad = torch.is_grad_enabled()
@@ -111,7 +113,7 @@ def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | N
     ]
 
 
-def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
+def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:
     """Evaluate at fake tensors: the results have the right specs, and depend on what they depend on."""
     tensors = [x for x in xs if x is not None]
     with unset_fake_temporarily():
@@ -119,9 +121,9 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
         connected = plan.connected or (True,) * len(wanted)
-    fake = next(x for x in tensors if type(x) is FakeTensor)
-    with fake.fake_mode:
-        leaves = _fakes(plan, [tensors[i] for i, c in zip(wanted, connected, strict=True) if c])
+    with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
+        influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
+        leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])
     return Outcome(leaves, plan.structure, plan.differentiable)
 
 
