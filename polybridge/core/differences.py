@@ -140,7 +140,10 @@ class Differences(Pullback):
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
         """Pull back, and be ready to do so at two near points."""
-        return self(cts), _SecondDifferences(self._function, self._function.outputs.coordinates(cts))
+        f = self._function
+        if max(f.inputs.eps.max(initial=0), f.outputs.eps.max(initial=0)) > _HALF_PRECISION:
+            return self(cts), NoPullback(NotDifferentiableError.beyond_differences(f.call, "twice in half precision"))
+        return self(cts), _SecondDifferences(f, f.outputs.coordinates(cts))
 
     def jvp(self, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Move all coordinates at once."""
@@ -166,7 +169,10 @@ class _SecondDifferences(Pullback):
         return [*f.inputs.tensors(by_primals), *f.outputs.tensors(f.along(direction))]
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
-        return self(cts), NoPullback(NotDifferentiableError.beyond_differences(self._function.call))
+        return self(cts), NoPullback(NotDifferentiableError.beyond_differences(self._function.call, "three times"))
+
+
+_HALF_PRECISION = 1e-5  # eps: float16 and bfloat16 lie above, float32 below
 
 
 def _parts(array: Array) -> Array:

@@ -190,11 +190,11 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
-    def beyond_differences(cls, call: str) -> NotDifferentiableError:
+    def beyond_differences(cls, call: str, times: str) -> NotDifferentiableError:
         """Say where finite differences end."""
         return cls(
-            f"`{call}` was to be differentiated three times by finite differences, which would be noise. "
-            f"Give `polybridge.wrap` a rule, `vjp=(fwd, bwd)`, in a framework that differentiates."
+            f"`{call}` was to be differentiated {times} by finite differences, which would be noise. Give "
+            f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype."
         )
 
     @classmethod

@@ -84,7 +84,9 @@ class Exchange:
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
         shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
-        return Loan(self, guarding=self.copy is True or (shares and self.dest.dlpack and self.source.dlpack))
+        # Without DLPack what is lent is a copy already, but autograd refuses writes to it: it is the leaf of its graph.
+        matters = (self.dest.dlpack and self.source.dlpack) or self.source.counts_writes
+        return Loan(self, guarding=matters and (shares or self.copy is True))
 
 
 class Loan:

@@ -75,7 +75,7 @@ class RuledFunction(UserFunction):
         args, kwargs = self._structure.rebuild(inputs)
         returned = self.rule.fwd(*args, **kwargs)
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise OutputError.of_rule(self.call, "`fwd` returned", f" {_said(returned)}, not (out, residuals)")
+            raise OutputError.of_rule(self.call, "`fwd` returned", f"{_said(returned)}, not (out, residuals)")
         return self._results(returned[0]), returned[1]
 
     def backward(self, residuals: Any, results: Results, cts: Sequence[Tensor | None]) -> list[Any]:
@@ -91,11 +91,11 @@ class RuledFunction(UserFunction):
         returned = self.rule.bwd(residuals, results.structure.like(spread(cts, outputs, len(results.tensors))))
         count, named = self._structure.arity()
         if not isinstance(returned, tuple):
-            raise OutputError.of_rule(self.call, "`bwd` returned", f" {_said(returned)}, not a tuple of cotangents")
+            raise OutputError.of_rule(self.call, "`bwd` returned", f"{_said(returned)}, not a tuple of cotangents")
         if len(returned) != count + named:
             also = " and a dict of those of its keyword arguments" if named else ""
             wanted = f"one for each of {count} positional arguments{also}"
-            raise OutputError.of_rule(self.call, "`bwd` returned", f" {len(returned)} cotangents, not {wanted}")
+            raise OutputError.of_rule(self.call, "`bwd` returned", f"{len(returned)} cotangents, not {wanted}")
         try:
             return self._structure.unlike((returned[:count], returned[count] if named else None))
         except ValueError as error:
@@ -109,7 +109,7 @@ class RuledFunction(UserFunction):
             raise NotDifferentiableError.keywords(self.call, kwargs)
         returned = self.rule.jvp(args, self._structure.like(tangents)[0])
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise OutputError.of_rule(self.call, "`jvp` returned", f" {_said(returned)}, not (out, tangents_out)")
+            raise OutputError.of_rule(self.call, "`jvp` returned", f"{_said(returned)}, not (out, tangents_out)")
         results = self._results(returned[0])
         try:
             return results, results.structure.unlike(returned[1])
@@ -272,4 +272,4 @@ def _filled(source: Backend, tensors: Sequence[Tensor | None], specs: Sequence[T
 
 
 def _said(found: object) -> str:
-    return f"a {type(found).__name__}"
+    return f"a value of type {type(found).__name__}"

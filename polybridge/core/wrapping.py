@@ -98,7 +98,7 @@ def wrap(
         return fn  # type: ignore[no-any-return]
     if rule is None and not source.derivatives:
         rule = Rule()
-    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), rule, output_specs).function())
+    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs, rule).function())
 
 
 def convert(tree: Any, to: str) -> Any:
@@ -135,8 +135,8 @@ def convert(tree: Any, to: str) -> Any:
 class _Wrapped:
     """A function between two backends, with a native function for each structure of its arguments."""
 
-    def __init__(self, fn: Callable[..., Any], exchange: Exchange, rule: Rule | None, output_specs: Any) -> None:
-        self.fn, self.exchange, self.rule, self.output_specs = fn, exchange, rule, output_specs
+    def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any, rule: Rule | None = None) -> None:
+        self.fn, self.exchange, self.output_specs, self.rule = fn, exchange, output_specs, rule
         self.call = (
             f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
         )

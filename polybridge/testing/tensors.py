@@ -26,8 +26,9 @@ def tells_its_tensors(subject: Subject) -> None:
     """`is_tensor` is true of this framework's tensors, and of nothing else."""
     for array, tensor in subject.tensors():
         require(subject.backend.is_tensor(tensor) is True, f"that a {type(tensor).__name__} is none.")
-        near: list[Any] = [array, [tensor], {"x": tensor}, type(tensor)]
-        for other in (*near, None, 1, 1.0, True, "text", np.float32(1), object()):
+        near: list[Any] = [[tensor], {"x": tensor}, type(tensor)]
+        arrays = () if isinstance(tensor, np.ndarray) else (array, np.float32(1))
+        for other in (*near, *arrays, None, 1, 1.0, True, "text", object()):
             require(subject.backend.is_tensor(other) is False, f"that {other!r} is one.")
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # 
 from polybridge.backends.torch import convert
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
-from polybridge.core.errors import UnsupportedTensorError
+from polybridge.core.errors import NotDifferentiableError, UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -119,11 +119,19 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
         specs = [convert.spec(x) for x in tensors]
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
-        connected = plan.connected or (True,) * len(wanted)
+        connected = _connected(plan, len(wanted))
     fake = next(x for x in tensors if type(x) is FakeTensor)
     with fake.fake_mode:
         leaves = _fakes(plan, [tensors[i] for i, c in zip(wanted, connected, strict=True) if c])
     return Outcome(leaves, plan.structure, plan.differentiable)
+
+
+def _connected(plan: Abstract, count: int) -> tuple[bool, ...]:
+    """Return which inputs influence the results; where there is no derivative that could tell, all."""
+    try:
+        return plan.connected or (True,) * count
+    except NotDifferentiableError:  # for whoever runs the backward, if anybody does
+        return (True,) * count
 
 
 def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:
