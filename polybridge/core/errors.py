@@ -319,7 +319,7 @@ def warn(warning: PolybridgeWarning) -> None:
     depth, level, frame = 2, 2, sys._getframe(1)  # `warn` itself is at stack level 1
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
-        if frame.f_globals.get("__name__") == "polybridge.core.wrapping":
+        if frame.f_globals.get("__name__", "").startswith("polybridge."):
             level = depth + 1
     warnings.warn(warning, stacklevel=level)
 

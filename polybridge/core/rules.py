@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from polybridge.core.programs import Lent, Results, UserFunction
 from polybridge.core.specs import TensorSpec, dtype
 
 Tensor = Any
+Vjp = tuple[Callable[..., Any], Callable[..., Any]] | Literal["finite-difference"] | None
+"""What `wrap` takes as `vjp=`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Rule:
     jvp: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, vjp: Any, jvp: Any) -> Rule | None:
+    def of(cls, vjp: Vjp, jvp: Callable[..., Any] | None) -> Rule | None:
         """Return the rule that `wrap` was given, None if it was given none.
 
         Raises:
@@ -47,9 +49,9 @@ class Rule:
             raise ValueError(f"`polybridge.wrap` takes a callable as jvp=, got {jvp!r}.")
         if vjp is None:
             return None if jvp is None else cls(jvp=jvp)
-        if isinstance(vjp, str) and vjp == "finite-difference":
+        if vjp == "finite-difference":
             return cls(differences=True, jvp=jvp)
-        if isinstance(vjp, (tuple, list)) and len(vjp) == 2 and all(map(callable, vjp)):
+        if isinstance(vjp, tuple) and len(vjp) == 2 and all(map(callable, vjp)):
             fwd, bwd = vjp
             return cls(fwd, bwd, jvp=jvp)
         raise ValueError(
@@ -156,6 +158,7 @@ class RuleEvaluator(Evaluator):
     def _by_rule(self, inputs: Sequence[Tensor], wanted: Sequence[int], lent: Lent) -> tuple[Results, Pullback]:
         """Run `fwd`. Where the source differentiates, the pullback's own derivative goes through `fwd` and `bwd`."""
         source, program = self._source, self._program
+        promised = {i: (source.spec(inputs[i]), f"`bwd` returned for {program.argument(i)}") for i in wanted}
 
         def evaluate(primals: Sequence[Tensor]) -> tuple[Results, list[Tensor], Callable[..., list[Tensor | None]]]:
             results, residuals = lent(program.forward, _merged(inputs, wanted, primals))
@@ -165,18 +168,16 @@ class RuleEvaluator(Evaluator):
             def call(cts: Sequence[Tensor | None]) -> list[Tensor | None]:
                 filled = _filled(source, cts, specs)
                 found = source.run(lambda: program.backward(residuals, results, filled))
-                for i in wanted:
-                    self._check(found[i], source.spec(inputs[i]), f"`bwd` returned for {program.argument(i)}")
-                return [found[i] for i in wanted]
+                return [self._checked(found[i], *expected) for i, expected in promised.items()]
 
             return results, outputs, call
 
         primals = [inputs[i] for i in wanted]
         results, outputs, call = source.run(lambda: evaluate(primals))
         results.put_outputs(outputs)
-        if source.derivatives:
-            return results, Replayed(source, lambda primals: evaluate(primals)[1:], primals, outputs, call)
-        return results, _Once(call, NotDifferentiableError.beyond_rule(program.call, source.name))
+        if not source.derivatives:
+            return results, _Once(call, NotDifferentiableError.beyond_rule(program.call, source.name))
+        return results, Replayed(source, lambda primals: evaluate(primals)[1:], primals, outputs, call)
 
     def _by_differences(self, inputs: Sequence[Tensor], wanted: Sequence[int], lent: Lent) -> tuple[Results, Pullback]:
         """Run the function, and be ready to run it again near by."""
@@ -206,15 +207,14 @@ class RuleEvaluator(Evaluator):
         for i, is_output in enumerate(results.differentiable):
             if is_output:
                 where = f"`jvp` returned for {results.structure.result(i)}"
-                pushed.append(self._check(found[i], source.spec(results.tensors[i]), where))
+                pushed.append(self._checked(found[i], source.spec(results.tensors[i]), where))
         return pushed
 
     def _kept(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the inputs for one of several runs, as copies where the function may write to them unseen."""
-        source = self._source
-        return [source.copy(x) for x in inputs] if source.writes and not source.counts_writes else list(inputs)
+        """Return the inputs for one of several runs, as copies where the function may write to them."""
+        return [self._source.copy(x) for x in inputs] if self._source.writes else list(inputs)
 
-    def _check(self, found: Any, promised: TensorSpec, where: str) -> Any:
+    def _checked(self, found: Any, promised: TensorSpec, where: str) -> Any:
         """Return a cotangent or tangent, None or of the spec that it should have."""
         if found is None:
             return None

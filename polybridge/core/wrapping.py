@@ -16,7 +16,7 @@ from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome
-from polybridge.core.rules import Rule, RuledFunction
+from polybridge.core.rules import Rule, RuledFunction, Vjp
 from polybridge.core.trees import Classify, Kind, Structure
 
 _RELAYS = 256  # structures and static values that one wrapped function keeps a relay for
@@ -28,8 +28,8 @@ def wrap(
     *,
     src: str,
     dst: str,
-    vjp: Any = None,
-    jvp: Any = None,
+    vjp: Vjp = None,
+    jvp: Callable[..., Any] | None = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
 ) -> Callable[..., Any]: ...
@@ -37,7 +37,13 @@ def wrap(
 
 @overload
 def wrap(
-    *, src: str, dst: str, vjp: Any = None, jvp: Any = None, copy: CopyPolicy = "auto", output_specs: Any = None
+    *,
+    src: str,
+    dst: str,
+    vjp: Vjp = None,
+    jvp: Callable[..., Any] | None = None,
+    copy: CopyPolicy = "auto",
+    output_specs: Any = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
@@ -46,8 +52,8 @@ def wrap(
     *,
     src: str,
     dst: str,
-    vjp: Any = None,
-    jvp: Any = None,
+    vjp: Vjp = None,
+    jvp: Callable[..., Any] | None = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
 ) -> Callable[..., Any]:

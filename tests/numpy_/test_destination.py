@@ -249,5 +249,6 @@ def test_a_tensor_is_refused_by_its_path(other):
 
 def test_weights_that_the_function_holds_are_told():
     net = torch.nn.Linear(2, 1, dtype=torch.float64)
-    with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
+    with pytest.warns(polybridge.DetachedStateWarning, match="weight") as told:
         polybridge.wrap(lambda x: net(x).sum(), src="torch", dst="numpy").grad(X)
+    assert told[0].filename == __file__
