@@ -267,13 +267,13 @@ def test_a_type_is_asked_about_once():
 # Trees like one that is known.
 
 
-def classify(leaf):
+def kind_of(leaf):
     return Kind.TENSOR if isinstance(leaf, toy.Array) else Kind.STATIC
 
 
 def structure_of(*args, **kwargs):
     """Return the structure of a call."""
-    return trees.separate((args, kwargs), classify, None)[1]
+    return trees.separate((args, kwargs), kind_of, None)[1]
 
 
 A = toy.array(1.0)
@@ -305,5 +305,5 @@ def test_the_arity_counts_positional_arguments_and_looks_for_tensors_in_the_othe
 
 
 def test_a_bare_tensor_is_told_from_a_tree():
-    found = [trees.separate(tree, classify, None)[1].is_tensor for tree in (A, [A], 3, None)]
+    found = [trees.separate(tree, kind_of, None)[1].is_tensor for tree in (A, [A], 3, None)]
     assert found == [True, False, False, False]
