@@ -72,7 +72,7 @@ class Backend(ABC):
     counts_writes: ClassVar[bool] = False
     """Whether `version` tells of writes in place."""
     dlpack: ClassVar[bool] = False
-    """Whether `to_dlpack` and `from_dlpack` are given; without them tensors cross as NumPy arrays, by copy."""
+    """Whether `to_dlpack` and `from_dlpack` are given; without them, on either side, tensors cross as NumPy arrays."""
     alignment: ClassVar[int] = 1
     """Bytes that the address of imported memory has to be a multiple of."""
 
@@ -157,6 +157,10 @@ class Backend(ABC):
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on the memory of a capsule, which is row-major and aligned as `alignment` says."""
         raise NotImplementedError
+
+    def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:
+        """Return a tensor on the array's own memory, which nobody else will touch; None where that cannot be."""
+        return None
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy with memory of its own; differentiable where `counts_writes`."""

@@ -118,6 +118,17 @@ def dlpack_shares_memory(subject: Subject) -> None:
 
 
 @law
+def adopts_the_memory_of_an_array(subject: Subject) -> None:
+    """`adopt` returns a tensor of the array's values on its memory, or None."""
+    for array in subject.arrays():
+        given = array.copy()
+        adopted = subject.backend.adopt(given)
+        if adopted is not None and array.size:
+            require_same(subject.backend.to_numpy(adopted), array, "the tensor")
+            require(np.shares_memory(subject.backend.to_numpy(adopted), given), "a copy.")
+
+
+@law
 def a_capsule_keeps_its_memory(subject: Subject) -> None:
     """A capsule of `to_dlpack` outlives the tensor that it was made of."""
     backend = subject.backend

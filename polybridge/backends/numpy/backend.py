@@ -16,7 +16,7 @@ class NumPyBackend(Backend):
     """NumPy writes in place, does not count its writes, and differentiates nothing.
 
     It has no DLPack here: NumPy's imports are read-only, its exports refuse read-only arrays, and both lack bfloat16.
-    So every tensor that crosses is copied once, and neither side ever sees the other's memory.
+    Memory changes hands where it is proved that nothing else refers to it; everything else that crosses is a copy.
     """
 
     name = "numpy"
@@ -51,6 +51,18 @@ class NumPyBackend(Backend):
     def spec(self, tensor: Array) -> TensorSpec:
         """Return shape and dtype."""
         return convert.spec(tensor)
+
+    def adopt(self, array: Array) -> Array | None:
+        """Return the array itself."""
+        return convert.adopt(array)
+
+    def reference(self, tensor: Array) -> Array:
+        """Return a view."""
+        return convert.reference(tensor)
+
+    def owns(self, tensor: Array) -> bool:
+        """Whether nothing else refers to what it is a view of."""
+        return convert.owns(tensor)
 
     def dense(self, tensor: Array) -> Array:
         """Return a plain array."""

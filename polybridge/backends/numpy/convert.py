@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,42 @@ def spec(array: Array) -> TensorSpec:
 
 
 def dense(array: Array) -> Array:
-    """Return a plain array on the same memory, in whatever layout: who takes it copies it.
+    """Return the array itself, in whatever layout; of a scalar or a subclass, a plain copy.
 
     Raises:
         UnsupportedTensorError: as `spec`.
     """
     spec(array)
-    return np.asarray(array)
+    return array if type(array) is np.ndarray else np.array(array)
+
+
+def adopt(array: Array) -> Array | None:
+    """Return the array itself, if it can be written to and is in native byte order."""
+    return array if array.flags.behaved and array.dtype.isnative else None
+
+
+def reference(array: Array) -> Array:
+    """Return a view."""
+    return np.asarray(array).view()
+
+
+def owns(array: Array) -> bool:
+    """Whether the array is a view of memory that NumPy allocated and that nothing else refers to."""
+    base = array.base
+    if not isinstance(base, np.ndarray) or not base.flags.owndata:
+        return False
+    del base
+    return _uses(array) <= _USES_OF_ONE
 
 
 def from_numpy(array: Array) -> Array:
     """Return a writable copy of the values, row-major and in native byte order."""
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _uses(view: Array) -> int:
+    """Return how many refer to the array that a view is of."""
+    return sys.getrefcount(view.base)
+
+
+_USES_OF_ONE = _uses(np.empty(1).view())
