@@ -75,13 +75,45 @@ class Structure:
             leaves[position] = tensor
         return unflatten(self.treedef, leaves)
 
+    def like(self, values: Sequence[Any]) -> Any:
+        """Return the tree with `values` as its dynamic leaves and None as every other."""
+        leaves: list[Any] = [None] * len(self._leaves)
+        for position, value in zip(self.dynamic, values, strict=True):
+            leaves[position] = value
+        return unflatten(self.treedef, leaves)
+
+    def arity(self) -> tuple[int, bool]:
+        """Return how many positional arguments `(args, kwargs)` has, and whether the others have dynamic leaves."""
+        args, _ = self.treedef.children()
+        return len(args.children()), any(position >= args.num_leaves for position in self.dynamic)
+
+    def unlike(self, tree: Any) -> list[Any]:
+        """Return what a tree of the same containers has in place of the dynamic leaves.
+
+        None instead of a container stands for None in each of its leaves.
+
+        Raises:
+            ValueError: the containers differ.
+        """
+        leaves = _leaves_up_to(self.treedef, tree)
+        return [leaves[position] for position in self.dynamic]
+
     def argument(self, number: int) -> str:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
         return argument_path(self.treedef, self.dynamic[number])
 
     def result(self, number: int) -> str:
         """Return where the dynamic leaf `number` of a result is, as `result['loss']`."""
-        return path(self.treedef, self.dynamic[number], "result")
+        return self.path(number, "result")
+
+    def path(self, number: int, root: str) -> str:
+        """Return where the dynamic leaf `number` is in a tree that is called `root`."""
+        return path(self.treedef, self.dynamic[number], root)
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the tree is one dynamic leaf and nothing else."""
+        return bool(self.dynamic) and bool(self.treedef.is_leaf())
 
     def key(self) -> tuple[Any, ...]:
         """Return a hashable key that two calls share when one relay can serve both."""
@@ -137,6 +169,16 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
 def unflatten(treedef: Any, leaves: Sequence[Any]) -> Any:
     """Return the tree of `leaves`."""
     return optree.tree_unflatten(treedef, leaves)
+
+
+def _leaves_up_to(treedef: Any, tree: Any) -> list[Any]:
+    """Return what `tree` has in place of each leaf of `treedef`."""
+    if tree is None:
+        return [None] * treedef.num_leaves
+    if treedef.is_leaf():
+        return [tree]
+    pieces = treedef.one_level().flatten_up_to(tree)
+    return [x for inner, piece in zip(treedef.children(), pieces, strict=True) for x in _leaves_up_to(inner, piece)]
 
 
 def path(treedef: Any, position: int, root: str) -> str:

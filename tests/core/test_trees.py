@@ -302,3 +302,48 @@ def test_the_second_call_on_tensors_walks_no_tree(monkeypatch):
     function(x, x)
     monkeypatch.setattr(trees, "optree", None)
     function(x, x)
+
+
+# Trees like one that is known.
+
+
+def kind_of(leaf):
+    return Kind.TENSOR if isinstance(leaf, toy.Array) else Kind.STATIC
+
+
+def structure_of(*args, **kwargs):
+    """Return the structure of a call."""
+    return trees.separate((args, kwargs), kind_of, None)[1]
+
+
+A = toy.array(1.0)
+
+
+def test_a_tree_is_filled_with_other_values_and_none_elsewhere():
+    assert structure_of({"a": A, "b": 3}, [A], n=A).like([1, 2, 3]) == (({"a": 1, "b": None}, [2]), {"n": 3})
+
+
+def test_a_like_tree_gives_its_values_back():
+    assert structure_of({"a": A, "b": 3}, [A], n=A).unlike((({"b": 0, "a": 1}, [2]), {"n": 3})) == [1, 2, 3]
+
+
+def test_none_stands_for_none_in_every_leaf():
+    structure = structure_of({"a": A, "b": [A, A]}, A, n=A)
+    assert structure.unlike((({"a": 1, "b": None}, 2), None)) == [1, None, None, 2, None]
+
+
+@pytest.mark.parametrize("tree", [(([1],), {}), (((1,), 2), {}), ({"a": 1}, {}), (({"a": 1, "b": 2},), {})])
+def test_an_unlike_tree_is_refused(tree):
+    with pytest.raises(ValueError):
+        structure_of({"a": A}).unlike(tree)
+
+
+def test_the_arity_counts_positional_arguments_and_looks_for_tensors_in_the_others():
+    assert structure_of([A, A], 3, n=4).arity() == (2, False)
+    assert structure_of(A, n=[4, A]).arity() == (1, True)
+    assert structure_of().arity() == (0, False)
+
+
+def test_a_bare_tensor_is_told_from_a_tree():
+    found = [trees.separate(tree, kind_of, None)[1].is_tensor for tree in (A, [A], 3, None)]
+    assert found == [True, False, False, False]

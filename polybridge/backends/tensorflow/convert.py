@@ -76,8 +76,9 @@ def dense(tensor: Any) -> tf.Tensor:
 
 
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
-    """Return the values."""
-    return np.asarray(dense(tensor).numpy())
+    """Return a read-only view of the values; a copy of a single number, of which TensorFlow shows no view."""
+    tensor = dense(tensor)
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> tf.Tensor:

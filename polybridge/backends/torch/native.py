@@ -13,6 +13,7 @@ from polybridge.backends.torch import convert, transforms
 from polybridge.backends.torch.source import fake_mode
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
+from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -120,11 +121,19 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTenso
         specs = [convert.spec(x) for x in tensors]
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
-        connected = plan.connected or (True,) * len(wanted)
+        connected = _connected(plan, len(wanted))
     with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
         influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
         leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])
     return Outcome(leaves, plan.structure, plan.differentiable)
+
+
+def _connected(plan: Abstract, count: int) -> tuple[bool, ...]:
+    """Return which inputs influence the results; where there is no derivative that could tell, all."""
+    try:
+        return plan.connected or (True,) * count
+    except NotDifferentiableError:  # for whoever runs the backward, if anybody does
+        return (True,) * count
 
 
 def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:
