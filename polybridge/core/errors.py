@@ -206,7 +206,8 @@ class ResidualError(PolybridgeError, RuntimeError):
         """Say what drops a residual too early."""
         return cls(
             "A gradient was asked for of a wrapped function whose forward is gone: polybridge's token was copied "
-            "instead of passed on. Compute the gradient in the loop, function or transform that has the call."
+            "instead of passed on, by a loop or by a saved-tensor hook. Compute the gradient in the loop, function or "
+            "transform that has the call, and leave int64 tensors out of hooks."
         )
 
 

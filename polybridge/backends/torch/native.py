@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.utils.checkpoint
+from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
 from polybridge.backends.torch import convert, transforms
+from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
@@ -57,7 +60,9 @@ class _Crossing(torch.autograd.Function):
     """One evaluation in torch's graph.
 
     The relay's residuals hang on a token tensor that is saved with the inputs: torch drops both when it frees the
-    graph's buffers, and checks the inputs' version counters when backward unpacks them.
+    graph's buffers, and checks the inputs' version counters when backward unpacks them. Saved-tensor hooks lose what
+    hangs on a tensor. Under them the token has a number instead, which a checkpoint that runs the function again
+    replaces by that of the new run; all other hooks are taken to copy, and the node itself keeps the residuals.
     """
 
     # Without `setup_context`, for which torch binds the signature of `forward` at every call (20 us in 2.13).
@@ -66,8 +71,13 @@ class _Crossing(torch.autograd.Function):
         wanted = [i for i, x in enumerate(xs) if x is not None and x.requires_grad]
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
             outcome, back = run.relay.vjp(xs, wanted)
-        token = torch.empty(0)
-        token.polybridge_back = back  # type: ignore[attr-defined]
+        hooks = _top_saved_tensors_default_hooks(False)
+        if hooks is None:
+            token = torch.empty(0)
+            token.polybridge_back = back  # type: ignore[attr-defined]
+        else:
+            token = torch.from_numpy(residuals.keep(back))
+            ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
         run.outcome = outcome.with_leaves([])
         ctx.wanted, ctx.differentiable, ctx.count = wanted, outcome.differentiable, len(xs)
         ctx.save_for_backward(*xs, token)
@@ -83,7 +93,8 @@ class _Crossing(torch.autograd.Function):
         *xs, token = ctx.saved_tensors
         inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
         pull = _pull_batch if any(x is not None and is_legacy_batchedtensor(x) for x in inputs) else _pull
-        return (None, *spread(pull(token.polybridge_back, inputs), ctx.wanted, ctx.count))
+        back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
+        return (None, *spread(pull(back, inputs), ctx.wanted, ctx.count))
 
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
