@@ -198,6 +198,15 @@ class CompilationError(PolybridgeError, RuntimeError):
         )
 
 
+    @classmethod
+    def elsewhere(cls, call: str) -> CompilationError:
+        """Say that a graph has left the process that has its function."""
+        return cls(
+            f"A graph calls `{call}`, which belongs to the process that compiled or exported it: a wrapped function "
+            f"is Python code of another framework, which no file holds. Export the graph again where it runs."
+        )
+
+
 class ResidualError(PolybridgeError, RuntimeError):
     """A backward was asked for whose forward is gone."""
 

@@ -11,7 +11,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no p
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
 
-from polybridge.backends.torch import convert, transforms
+from polybridge.backends.torch import compiled, convert, transforms
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
@@ -24,8 +24,11 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
     def native(*xs: Tensor) -> Outcome:
-        if any(type(x) is FakeTensor for x in xs):
-            return _abstract(relay, xs)
+        if not (xs and compiled.TRACED.isdisjoint(map(type, xs))):
+            if torch.compiler.is_compiling() and not _is_ours(xs):
+                return traced(relay, xs)
+            if xs:
+                return _abstract(relay, xs)
         if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
             return transforms.crossing(relay, xs)
         grad = torch.is_grad_enabled()
@@ -36,6 +39,12 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
         return relay(xs)
 
     return native
+
+
+def traced(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
+    """Put an evaluation into a graph that is being traced."""
+    plan = compiled.abstract(relay, xs)
+    return Outcome(list(compiled.call(relay, xs)), plan.structure, plan.differentiable)
 
 
 def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
@@ -120,6 +129,11 @@ def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | N
         None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)
         for column in zip(*rows, strict=True)
     ]
+
+
+def _is_ours(xs: Sequence[Tensor]) -> bool:
+    """Whether these are placeholders of `source.placeholders`, whose sizes are numbers."""
+    return any(type(x) is FakeTensor and x.fake_mode.shape_env is None for x in xs)
 
 
 def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
