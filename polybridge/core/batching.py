@@ -113,13 +113,13 @@ class BatchedRelay(Relay):
             except PolybridgeError:
                 raise
             except Exception as error:  # the source's; if it is the user's own, the loop raises it again
-                reason = error
+                warning = LoopWarning.because(self.call, error)  # the error itself would hold this frame
         looped = Looped(self.exchange, self.call, self._inner, self._axes)
         result = evaluate(looped)
         if not self._loops:
             self._loops = True
             if self._inner_vectorises():
-                warn(LoopWarning.because(self.call, reason))
+                warn(warning)
         return result
 
     def _inner_vectorises(self) -> bool:

@@ -294,6 +294,14 @@ class CompilationError(PolybridgeError, RuntimeError):
             f"(`tf.train.Checkpoint`; in Keras `save_weights`) and build the model again in Python."
         )
 
+    @classmethod
+    def elsewhere(cls, call: str) -> CompilationError:
+        """Say that a graph has left the process that has its function."""
+        return cls(
+            f"A graph calls `{call}`, which belongs to the process that compiled or exported it: a wrapped function "
+            f"is Python code of another framework, which no file holds. Export the graph again where it runs."
+        )
+
 
 class ResidualError(PolybridgeError, RuntimeError):
     """A backward was asked for whose forward is gone."""
@@ -303,7 +311,8 @@ class ResidualError(PolybridgeError, RuntimeError):
         """Say what drops a residual too early."""
         return cls(
             "A gradient was asked for of a wrapped function whose forward is gone: polybridge's token was copied "
-            "instead of passed on. Compute the gradient in the loop, function or transform that has the call."
+            "instead of passed on, by a loop or by a saved-tensor hook. Compute the gradient in the loop, function or "
+            "transform that has the call, and leave int64 tensors out of hooks."
         )
 
 

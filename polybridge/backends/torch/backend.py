@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polybridge.backends.torch import convert, native, source
+from polybridge.backends.torch import compiled, convert, native, source
 from polybridge.core.backend import Backend, Context, Pullback
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome
@@ -45,6 +45,10 @@ class TorchBackend(Backend):
     def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
         """Return an autograd function."""
         return native.wrap_as_native(relay)
+
+    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Give the compiler a branch of its own."""
+        return compiled.decorate(function)
 
     def spec(self, tensor: Tensor) -> TensorSpec:
         """Return shape and dtype."""
