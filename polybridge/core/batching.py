@@ -40,7 +40,7 @@ class Vectorised(Program):
 
     def __init__(self, inner: Program, axes: Axes) -> None:
         """Keep the parts."""
-        self.fn, self.call, self.source = inner.fn, inner.call, inner.source
+        self.fn, self.call, self.source, self.vectorises = inner.fn, inner.call, inner.source, inner.vectorises
         self._inner = inner
         self._mapped = self.source.vmap(self._example, axes)
         self._known: dict[tuple[TensorSpec, ...], Results] = {}  # without tensors, by the specs of the inputs
@@ -108,17 +108,19 @@ class BatchedRelay(Relay):
     def _evaluate(self, evaluate: Callable[[Relay], T], xs: Sequence[Tensor | None]) -> T:
         if not self._loops:
             try:
+                if not self.program.vectorises:
+                    raise NotImplementedError("its derivative is a rule for one example")
                 return evaluate(self._vectorised)
             except PolybridgeError:
                 raise
             except Exception as error:  # the source's; if it is the user's own, the loop raises it again
-                reason = error
+                warning = LoopWarning.because(self.call, error)  # the error itself would hold this frame
         looped = Looped(self.exchange, self.call, self._inner, self._axes)
         result = evaluate(looped)
         if not self._loops:
             self._loops = True
             if self._inner_vectorises():
-                warn(LoopWarning.because(self.call, reason))
+                warn(warning)
         return result
 
     def _inner_vectorises(self) -> bool:

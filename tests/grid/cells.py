@@ -35,4 +35,6 @@ MODES = (
     Mode("jax", "tensorflow", "eager", "tensorflow_from_jax"),
     Mode("jax", "tensorflow", "`tf.function`", "tensorflow_function_from_jax"),
     Mode("jax", "tensorflow", "TF1 graph", "tensorflow_session_from_jax"),
+    Mode("tensorflow", "numpy", "arrays", "numpy_from_tensorflow"),
+    Mode("torch", "numpy", "arrays", "numpy_from_torch"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polybridge.backends.torch import convert, native, source
+from polybridge.backends.torch import compiled, convert, native, source
 from polybridge.core.backend import Backend, Context, Pullback
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome
@@ -46,6 +46,10 @@ class TorchBackend(Backend):
         """Return an autograd function."""
         return native.wrap_as_native(relay)
 
+    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Give the compiler a branch of its own."""
+        return compiled.decorate(function)
+
     def spec(self, tensor: Tensor) -> TensorSpec:
         """Return shape and dtype."""
         return convert.spec(tensor)
@@ -71,6 +75,10 @@ class TorchBackend(Backend):
         """Return a tensor on a capsule's memory."""
         tensor: Tensor = convert.from_dlpack(capsule)
         return tensor
+
+    def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:
+        """Return a tensor on an array's memory."""
+        return convert.adopt(array)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a differentiable copy."""

@@ -6,12 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.utils.checkpoint
+from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
 
-from polybridge.backends.torch import convert, transforms
+from polybridge.backends.torch import compiled, convert, transforms
+from polybridge.backends.torch.source import fake_mode
+from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
+from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -21,8 +26,13 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
     def native(*xs: Tensor) -> Outcome:
-        if any(type(x) is FakeTensor for x in xs):
-            return _abstract(relay, xs)
+        mode = fake_mode()
+        if mode is not None or not (xs and compiled.TRACED.isdisjoint(map(type, xs))):
+            if torch.compiler.is_compiling() and not _is_ours(mode, xs):
+                return traced(relay, xs)
+            mode = mode or next((x.fake_mode for x in xs if type(x) is FakeTensor), None)
+            if mode is not None:
+                return _abstract(relay, xs, mode)
         if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
             return transforms.crossing(relay, xs)
         grad = torch.is_grad_enabled()
@@ -33,6 +43,12 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
         return relay(xs)
 
     return native
+
+
+def traced(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
+    """Put an evaluation into a graph that is being traced."""
+    plan = compiled.abstract(relay, xs)
+    return Outcome(list(compiled.call(relay, xs)), plan.structure, plan.differentiable)
 
 
 def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
@@ -57,7 +73,9 @@ class _Crossing(torch.autograd.Function):
     """One evaluation in torch's graph.
 
     The relay's residuals hang on a token tensor that is saved with the inputs: torch drops both when it frees the
-    graph's buffers, and checks the inputs' version counters when backward unpacks them.
+    graph's buffers, and checks the inputs' version counters when backward unpacks them. Saved-tensor hooks lose what
+    hangs on a tensor. Under them the token has a number instead, which a checkpoint that runs the function again
+    replaces by that of the new run; all other hooks are taken to copy, and the node itself keeps the residuals.
     """
 
     # Without `setup_context`, for which torch binds the signature of `forward` at every call (20 us in 2.13).
@@ -66,8 +84,13 @@ class _Crossing(torch.autograd.Function):
         wanted = [i for i, x in enumerate(xs) if x is not None and x.requires_grad]
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
             outcome, back = run.relay.vjp(xs, wanted)
-        token = torch.empty(0)
-        token.polybridge_back = back  # type: ignore[attr-defined]
+        hooks = _top_saved_tensors_default_hooks(False)
+        if hooks is None:
+            token = torch.empty(0)
+            token.polybridge_back = back  # type: ignore[attr-defined]
+        else:
+            token = torch.from_numpy(residuals.keep(back))
+            ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
         run.outcome = outcome.with_leaves([])
         ctx.wanted, ctx.differentiable, ctx.count = wanted, outcome.differentiable, len(xs)
         ctx.save_for_backward(*xs, token)
@@ -83,7 +106,8 @@ class _Crossing(torch.autograd.Function):
         *xs, token = ctx.saved_tensors
         inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
         pull = _pull_batch if any(x is not None and is_legacy_batchedtensor(x) for x in inputs) else _pull
-        return (None, *spread(pull(token.polybridge_back, inputs), ctx.wanted, ctx.count))
+        back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
+        return (None, *spread(pull(back, inputs), ctx.wanted, ctx.count))
 
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -111,18 +135,32 @@ def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | N
     ]
 
 
-def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
+def _is_ours(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
+    """Whether it is `source.placeholders` that traces, where sizes are numbers."""
+    modes = (mode, *(x.fake_mode for x in xs if type(x) is FakeTensor))
+    return any(m is not None and m.shape_env is None for m in modes)
+
+
+def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:
     """Evaluate at fake tensors: the results have the right specs, and depend on what they depend on."""
     tensors = [x for x in xs if x is not None]
     with unset_fake_temporarily():
         specs = [convert.spec(x) for x in tensors]
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
-        connected = plan.connected or (True,) * len(wanted)
-    fake = next(x for x in tensors if type(x) is FakeTensor)
-    with fake.fake_mode:
-        leaves = _fakes(plan, [tensors[i] for i, c in zip(wanted, connected, strict=True) if c])
+        connected = _connected(plan, len(wanted))
+    with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
+        influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
+        leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])
     return Outcome(leaves, plan.structure, plan.differentiable)
+
+
+def _connected(plan: Abstract, count: int) -> tuple[bool, ...]:
+    """Return which inputs influence the results; where there is no derivative that could tell, all."""
+    try:
+        return plan.connected or (True,) * count
+    except NotDifferentiableError:  # for whoever runs the backward, if anybody does
+        return (True,) * count
 
 
 def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:

@@ -8,15 +8,14 @@ plain reverse mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack  # private: no public call shows them (torch 2.13)
 from torch.autograd import forward_ad
 
-from polybridge.backends.torch import convert
-from polybridge.core import orders, residuals
+from polybridge.backends.torch import compiled, convert
+from polybridge.core import residuals
 from polybridge.core.batching import BatchedRelay, batched
 from polybridge.core.relay import FunctionRelay, Outcome
 
@@ -29,6 +28,12 @@ def crossing(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
     *leaves, _ = _Evaluation.apply(run, *xs)  # type: ignore[no-untyped-call]
     assert run.outcome is not None
     return run.outcome.with_leaves(leaves)
+
+
+def followed(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Evaluate a relay at tensors of a graph, or of its trace, of which some require gradients."""
+    *leaves, _ = _Evaluation.apply(_Run(relay, frozenset()), *xs)  # type: ignore[no-untyped-call]
+    return leaves
 
 
 def is_forward_mode() -> bool:
@@ -52,6 +57,10 @@ class _Evaluation(torch.autograd.Function):
     @staticmethod
     def forward(run: _Run, *xs: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+        if not compiled.TRACED.isdisjoint(map(type, xs)):
+            plan = compiled.abstract(run.relay, xs)
+            run.outcome = Outcome([], plan.structure, plan.differentiable)
+            return tuple(compiled.vjp(run.relay, xs, wanted))
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
             outcome, back = run.relay.vjp(xs, wanted)
         run.outcome = outcome.with_leaves([])
@@ -106,11 +115,7 @@ class _Pull(torch.autograd.Function):
 
     @staticmethod
     def forward(counts: tuple[int, ...], token: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-        primals, cts = values[: ends[0]], [values[a:b] for a, b in pairwise(ends)]
-        with torch.enable_grad():
-            found = orders.pull(residuals.kept(int(token[0])), primals, cts)
-        return tuple(torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False))
+        return tuple(compiled.pull(counts, token, values))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

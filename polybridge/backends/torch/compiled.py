@@ -1,0 +1,212 @@
+"""How torch's compiler and exporter see a relay: as operations of torch's own, which they cannot look into.
+
+`call` is what an exported graph has. Where gradients are wanted it becomes `vjp`, whose last result is the token of the
+residual, and in the backward `pull`. Functions cross by name, since graphs hold no Python objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame  # private, see `decorate` (torch 2.13)
+from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
+from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
+from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
+from torch.utils._python_dispatch import _disable_current_modes  # private: there is no public way out of a trace
+
+from polybridge.backends.torch import convert, symbolic
+from polybridge.core import orders, residuals
+from polybridge.core.abstract import Abstract
+from polybridge.core.batching import BatchedRelay
+from polybridge.core.errors import CompilationError
+from polybridge.core.relay import FunctionRelay
+
+Tensor = torch.Tensor
+
+TRACED = frozenset({FakeTensor, FunctionalTensor})
+"""The types that a tensor has while a graph is traced."""
+_PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another function under the same name
+_entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
+_names: dict[int, str] = {}  # by the id of a relay
+
+
+def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a branch for the compiler, which puts it into its graph without looking inside.
+
+    The compiler is told so while it traces: its package takes a second to import, which most programs never need.
+    """
+    opaque: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            mark()
+            return opaque[0](*args, **kwargs)
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return _pytree.tree_map_only(_is_static, _Static, function(*args, **kwargs))
+
+    def mark() -> None:
+        if not opaque:
+            import torch._dynamo
+
+            opaque.append(torch._dynamo.nonstrict_trace(traced))
+
+    mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
+    del called.__wrapped__  # type: ignore[attr-defined]
+    eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
+    return called
+
+
+_NEVER = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+class _Static:
+    """A value of a result that is no tensor, which the compiler takes for a part of the result's structure."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _is_static(value: Any) -> bool:
+    return not isinstance(value, Tensor)
+
+
+def _value(_: Any, value: Any) -> Any:
+    return value
+
+
+_pytree.register_pytree_node(_Static, lambda static: ((), static.value), _value)
+
+
+class _Entry:
+    """A function that graphs may call, and its plans by what is known of its inputs."""
+
+    def __init__(self, relay: FunctionRelay | BatchedRelay) -> None:
+        self.relay = relay
+        self.plans: dict[Any, symbolic.Plan] = {}
+
+    def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
+        key = tuple((convert.dtype_name(x), *map(str, x.shape)) for x in xs)
+        if key not in self.plans:
+            with _disable_current_modes():
+                self.plans[key] = symbolic.plan(self.relay, xs)
+        return self.plans[key]
+
+
+def name_of(relay: FunctionRelay | BatchedRelay) -> str:
+    """Return the name of a relay in graphs, which is given once."""
+    name = _names.get(id(relay))
+    if name is None:
+        name = f"{relay.call} #{len(_names)} of {_PROCESS}"
+        _entries[name] = _Entry(relay)
+        _names[id(relay)] = name
+    return name
+
+
+def abstract(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Abstract:
+    """Return the plan of a relay at tensors of a trace, with all differentiable ones wanted."""
+    return _entries[name_of(relay)].plan(xs).abstract
+
+
+def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Evaluate a relay in a trace; autograd follows."""
+    return torch.ops.polybridge.call.default(name_of(relay), list(xs))
+
+
+def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+    """Evaluate a relay in a trace, and return the token of its residual after the results."""
+    return torch.ops.polybridge.vjp.default(name_of(relay), list(xs), list(wanted))
+
+
+def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
+    """Pull cotangents back, in a trace or not; see `core.orders`."""
+    if type(token) in TRACED:
+        return torch.ops.polybridge.pull.default(token, list(values), list(counts))
+    return _pull(token, values, counts)
+
+
+# What the operations do when a graph runs.
+
+
+def _entry(function: str) -> _Entry:
+    entry = _entries.get(function)
+    if entry is None:
+        raise CompilationError.elsewhere(function.rpartition(" #")[0])
+    return entry
+
+
+def _call(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+    with _as_called():
+        return _unshared(_entry(function).relay(xs).leaves, xs)
+
+
+def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+    with _as_called(), torch.enable_grad():
+        outcome, back = _entry(function).relay.vjp(xs, wanted)
+        return [*_unshared(outcome.leaves, xs), torch.from_numpy(residuals.keep(back))]
+
+
+def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    cts = [values[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    with _as_called(), torch.enable_grad():
+        found = orders.pull(residuals.kept(int(token[0])), values[: ends[0]], cts)
+    return [torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False)]
+
+
+def _unshared(leaves: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
+    """Copy what shares memory with an input (`copy=False`): an operation must not return a view."""
+    inputs = {x.untyped_storage().data_ptr() for x in xs}
+    return [y.clone() if y.untyped_storage().data_ptr() in inputs else y for y in leaves]
+
+
+def _as_called() -> Any:
+    """Let autograd record again, which is off inside of an operation: the foreign function may call torch again."""
+    return torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView)
+
+
+# What they promise while a graph is traced.
+
+
+def _promised_call(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+    return _entry(function).plan(xs).empty(xs)
+
+
+def _promised_vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+    return [*_promised_call(function, xs), torch.empty(1, dtype=torch.int64)]
+
+
+def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    return [torch.empty_like(v, memory_format=torch.contiguous_format) for v in values[: len(values) - counts[-1]]]
+
+
+def _followed(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Call so that autograd follows."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
+        from polybridge.backends.torch import transforms  # which imports this module
+
+        return transforms.followed(_entry(function).relay, xs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.polybridge.call.default(function, xs)
+
+
+_library = torch.library.Library("polybridge", "DEF")
+# Two runs of a random function are two, so none may be merged or repeated.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
+for _signature, _run, _promised in (
+    ("call(str function, Tensor[] xs) -> Tensor[]", _call, _promised_call),
+    ("vjp(str function, Tensor[] xs, int[] wanted) -> Tensor[]", _vjp, _promised_vjp),
+    ("pull(Tensor token, Tensor[] values, int[] counts) -> Tensor[]", _pull, _promised_pull),
+):
+    _library.define(_signature, tags=_TAGS)
+    _name = _signature.partition("(")[0]
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"polybridge::{_name}", _promised, lib=_library)
+_library.impl("call", _followed, "Autograd")

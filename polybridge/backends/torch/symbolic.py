@@ -1,0 +1,118 @@
+"""The plan of an evaluation in a graph whose sizes are symbols, with the sizes of the results by those of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from polybridge.backends.torch import convert
+from polybridge.core.abstract import Abstract
+from polybridge.core.batching import BatchedRelay
+from polybridge.core.errors import PromisedShapeError
+from polybridge.core.relay import FunctionRelay
+from polybridge.core.specs import TensorSpec
+
+Tensor = torch.Tensor
+Size = int | torch.SymInt
+Form = tuple[int, int, int] | None
+"""`(place, factor, offset)` of a size that is `factor * (size of the inputs at place) + offset`; None if it is not."""
+
+_SIZES = (16, 25, 37)  # at which an unknown size is tried: even, odd, and a third that has to confirm the other two
+
+
+@dataclass
+class Plan:
+    """What an evaluation returns.
+
+    Attributes:
+        abstract: the plan, in which sizes that vary are None.
+        forms: of those, by result and dimension.
+    """
+
+    abstract: Abstract
+    forms: dict[tuple[int, int], Form]
+
+    def empty(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors as they were promised, for inputs like those of the plan."""
+        sizes = _sizes(xs)
+        return [
+            torch.empty(
+                [self._size(i, axis, n, sizes) for axis, n in enumerate(cast(Sequence[Any], spec.shape))],
+                dtype=convert.torch_dtype(spec.dtype),
+            )
+            for i, spec in enumerate(self.abstract.specs)
+        ]
+
+    def _size(self, result: int, axis: int, known: int | None, sizes: Sequence[Size]) -> Size:
+        if known is not None:
+            return known
+        form = self.forms.get((result, axis))
+        if form is None:  # a size that no single size of the inputs gives, such as a product
+            return torch.library.get_ctx().new_dynamic_size()
+        place, factor, offset = form
+        return factor * sizes[place] + offset
+
+
+def plan(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Plan:
+    """Return the plan for tensors whose sizes may be symbols.
+
+    A function that does not run at the sizes that are tried gets a graph for each size that comes: torch is told that
+    the symbols are numbers.
+    """
+    wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+    expressions = [size.node.expr if isinstance(size, torch.SymInt) else size for size in _sizes(xs)]
+    symbols = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
+    if symbols:
+        try:
+            return _fitted(relay, xs, wanted, expressions, symbols)
+        except PromisedShapeError:  # not at these sizes
+            pass
+    specs = [TensorSpec(tuple(map(int, x.shape)), convert.dtype_name(x)) for x in xs]
+    return Plan(relay.abstract(specs, wanted), {})
+
+
+def _fitted(
+    relay: FunctionRelay | BatchedRelay,
+    xs: Sequence[Tensor],
+    wanted: Sequence[int],
+    expressions: Sequence[Any],
+    symbols: Sequence[Any],
+) -> Plan:
+    tried, found = [], []
+    for first in _SIZES:
+        point = {symbol: first + 3 * i for i, symbol in enumerate(symbols)}
+        numbers = [e if isinstance(e, int) else int(e.xreplace(point)) for e in expressions]
+        following = iter(numbers)
+        specs = [TensorSpec(tuple(next(following) for _ in x.shape), convert.dtype_name(x)) for x in xs]
+        tried.append(numbers)
+        found.append(relay.abstract(specs, wanted))
+    places = [i for i, e in enumerate(expressions) if not isinstance(e, int)]
+    forms: dict[tuple[int, int], Form] = {}
+    specs = []
+    for result, versions in enumerate(zip(*(f.specs for f in found), strict=True)):
+        merged = versions[0].merge(versions[1]).merge(versions[2])
+        if merged.shape is None:
+            raise PromisedShapeError.unknown(relay.call, versions, ValueError("the rank depends on the sizes"))
+        for axis, known in enumerate(merged.shape):
+            if known is None and None not in (values := [version.shape[axis] for version in versions]):
+                forms[result, axis] = _form(tried, values, places)
+        specs.append(merged)
+    found[0].specs = specs
+    return Plan(found[0], forms)
+
+
+def _form(tried: Sequence[Sequence[int]], values: Sequence[int], places: Sequence[int]) -> Form:
+    for place in places:
+        (a, b, c), (x, y, z) = (numbers[place] for numbers in tried), values
+        factor, rest = divmod(y - x, b - a)
+        offset = x - factor * a
+        if not rest and z == factor * c + offset:
+            return place, factor, offset
+    return None
+
+
+def _sizes(xs: Sequence[Tensor]) -> list[Size]:
+    return [size for x in xs for size in x.shape]

@@ -1,0 +1,1 @@
+"""Tests of torch as the destination: its function transforms, compiler, checkpoints and saved-tensor hooks."""

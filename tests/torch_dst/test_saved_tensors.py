@@ -1,0 +1,236 @@
+"""Checkpoints, saved-tensor hooks and the other features of torch's autograd graph."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import tensorflow as tf
+import torch
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.func import vmap
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import polybridge
+from polybridge.core import residuals
+from tests.torch_dst.sources import TENSORFLOW, native, values, wrapped
+
+
+def fn(m, x):
+    """Of all tests here."""
+    return m.sin(x) * x
+
+
+class Counted:
+    """A TensorFlow function that counts its runs and leaves a weak reference to what it saved at each."""
+
+    def __init__(self):
+        self.saved = []
+        self.wrapped = polybridge.wrap(self, src="tf", dst="torch")
+
+    def __call__(self, x):
+        y = x * 2.0
+        self.saved.append(weakref.ref(y))
+        return tf.sin(y) * y
+
+    def alive(self):
+        gc.collect()
+        return sum(ref() is not None for ref in self.saved)
+
+
+def by_hand(x):
+    return (2 * x).sin() * 2 * x
+
+
+def gradient(f, x):
+    x = x.detach().requires_grad_()
+    f(x).sum().backward()
+    return x.grad
+
+
+copying = [
+    pytest.param(save_on_cpu, id="save_on_cpu"),
+    pytest.param(lambda: saved_tensors_hooks(torch.clone, lambda x: x), id="clone"),
+    pytest.param(lambda: saved_tensors_hooks(lambda x: x.tolist(), _tensor), id="to Python and back"),
+]
+
+
+def _tensor(listed):
+    return torch.tensor(listed, dtype=torch.int64 if isinstance(listed[0], int) else torch.float64)
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_the_gradient_through_a_checkpoint(source, reentrant):
+    x = values(3)
+    found = gradient(lambda x: checkpoint(wrapped(source, fn), x.cos(), use_reentrant=reentrant), x)
+    torch.testing.assert_close(found, gradient(lambda x: native(fn)(x.cos()), x))
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_a_checkpoint_runs_the_function_twice(reentrant):
+    f = Counted()
+    gradient(lambda x: checkpoint(f.wrapped, x, use_reentrant=reentrant), values(3))
+    assert len(f.saved) == 2
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_a_checkpoint_keeps_no_residual_of_the_first_run(reentrant):
+    f = Counted()
+    y = checkpoint(f.wrapped, values(3).requires_grad_(), use_reentrant=reentrant)
+    assert f.alive() == 0
+    y.sum().backward()
+    del y
+    assert f.alive() == 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_a_checkpoint_of_several_segments(reentrant):
+    f, x = wrapped(TENSORFLOW, fn), values(3)
+    found = gradient(lambda x: checkpoint_sequential([f, torch.cos, f, f], 2, x, use_reentrant=reentrant), x)
+    g = native(fn)
+    torch.testing.assert_close(found, gradient(lambda x: g(g(g(x).cos())), x))
+
+
+def test_a_second_derivative_through_a_checkpoint():
+    def second(f, x):
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.sum(), x)[0]
+
+    x = values(3).requires_grad_()
+    found = second(lambda x: checkpoint(wrapped(TENSORFLOW, fn), x, use_reentrant=False), x)
+    torch.testing.assert_close(found, second(native(fn), x))
+
+
+def test_a_checkpoint_under_hooks_that_copy():
+    x = values(3)
+    with save_on_cpu():
+        found = gradient(lambda x: checkpoint(wrapped(TENSORFLOW, fn), x, use_reentrant=False), x)
+    torch.testing.assert_close(found, gradient(native(fn), x))
+
+
+# Saved-tensor hooks.
+
+
+@pytest.mark.parametrize("hooks", copying)
+def test_the_gradient_under_hooks_that_copy(source, hooks):
+    x = values(3)
+    with hooks():
+        found = gradient(wrapped(source, fn), x)
+    torch.testing.assert_close(found, gradient(native(fn), x))
+
+
+@pytest.mark.parametrize("hooks", copying)
+def test_the_backward_after_the_hooks(hooks):
+    x = values(3).requires_grad_()
+    with hooks():
+        y = wrapped(TENSORFLOW, fn)(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], gradient(native(fn), x))
+
+
+@pytest.mark.parametrize("hooks", copying)
+def test_hooks_that_copy_leave_no_residual(hooks):
+    f = Counted()
+    with hooks():
+        torch.testing.assert_close(gradient(f.wrapped, values(3)), gradient(by_hand, values(3)))
+    assert f.alive() == 0 and not residuals._residuals
+
+
+@pytest.mark.parametrize("hooks", copying[1:])  # `save_on_cpu` copies nothing that is there already
+def test_a_batch_under_hooks_that_copy_is_refused(hooks):
+    x = values(2, 3).requires_grad_()
+    with hooks():
+        y = vmap(wrapped(TENSORFLOW, fn))(x)
+    with pytest.raises(polybridge.ResidualError, match="saved-tensor hook"):
+        y.sum().backward()
+
+
+def test_a_batch_under_hooks_that_pass_tensors_on():
+    x = values(2, 3)
+    with saved_tensors_hooks(lambda x: x, lambda x: x):
+        found = gradient(vmap(wrapped(TENSORFLOW, fn)), x)
+    torch.testing.assert_close(found, gradient(native(fn), x))
+
+
+def test_disabled_hooks(source):
+    x = values(3)
+    with disable_saved_tensors_hooks("none here"):
+        found = gradient(wrapped(source, fn), x)
+    torch.testing.assert_close(found, gradient(native(fn), x))
+
+
+# Grad modes.
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_values_without_gradients(source, mode):
+    x = values(3).requires_grad_()
+    with mode():
+        y = wrapped(source, fn)(x)
+        torch.testing.assert_close(y, native(fn)(x))
+    assert not y.requires_grad
+
+
+def test_a_result_of_inference_mode_is_an_inference_tensor(source):
+    with torch.inference_mode():
+        assert wrapped(source, fn)(values(3)).is_inference()
+
+
+def test_an_input_from_inference_mode_is_refused_as_by_torch():
+    with torch.inference_mode():
+        x = values(3)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        wrapped(TENSORFLOW, lambda m, x, w: m.sin(x) * w)(x, values(3).requires_grad_())
+
+
+# The graph.
+
+
+def test_results_refuse_deepcopy_as_torchs_own(source):
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        copy.deepcopy(wrapped(source, fn)(values(3).requires_grad_()))
+
+
+def test_results_without_a_graph_can_be_copied(source):
+    y = wrapped(source, fn)(values(3))
+    torch.testing.assert_close(copy.deepcopy(y), y)
+
+
+def test_anomaly_detection_passes(source):
+    with torch.autograd.set_detect_anomaly(True):
+        torch.testing.assert_close(gradient(wrapped(source, fn), values(3)), gradient(native(fn), values(3)))
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in _CrossingBackward")
+def test_anomaly_detection_finds_nan(tensorflow):
+    f = wrapped(tensorflow, lambda m, x: tf.sqrt(x - x))
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
+        gradient(f, values(3))
+
+
+def test_a_hook_on_a_result_changes_its_gradient(source):
+    x = values(3).requires_grad_()
+    y = wrapped(source, fn)(x)
+    y.register_hook(lambda ct: 2 * ct)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * gradient(native(fn), x))
+
+
+def test_a_result_retains_its_gradient(source):
+    y = wrapped(source, fn)(values(3).requires_grad_())
+    y.retain_grad()
+    y.sum().backward()
+    assert y.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_batch_of_cotangents(source, order):
+    def rows(f, x):
+        y = f(x)
+        if order == 2:
+            (y,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return torch.autograd.grad(y, x, torch.eye(3, dtype=x.dtype), is_grads_batched=True)[0]
+
+    x = values(3).requires_grad_()
+    torch.testing.assert_close(rows(wrapped(source, fn), x), rows(native(fn), x))
