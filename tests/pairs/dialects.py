@@ -21,7 +21,7 @@ Fn = Callable[..., Any]
 
 SOURCES = ("torch", "tensorflow", "jax")
 """The frameworks whose functions are wrapped; each has a dialect in `dialect_<name>.py`."""
-DESTINATIONS = ("torch", "tensorflow")
+DESTINATIONS = ("torch", "tensorflow", "jax")
 """The frameworks that call them."""
 PAIRS = [(src, dst) for src, dst in itertools.product(SOURCES, DESTINATIONS) if src != dst]
 

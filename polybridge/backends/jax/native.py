@@ -18,8 +18,9 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
     def native(*xs: jax.Array) -> Outcome:
         if _is_traced(xs):
-            plan = operation.plan([jax.typeof(x) for x in xs])
-            return Outcome(primitives.evaluate(operation, xs), plan.structure, plan.differentiable)
+            leaves = primitives.evaluate(operation, xs)
+            plan = operation.plan([jax.typeof(x) for x in xs])  # known by now, from a trace or from the values
+            return Outcome(leaves, plan.structure, plan.differentiable)
         if relay.told:
             return relay(xs)
         return relay.vjp(xs, ())[0]  # one differentiated run, to see whether it holds weights

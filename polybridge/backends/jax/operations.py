@@ -72,22 +72,27 @@ class Operation:
         specs = tuple(map(convert.spec, avals))
         plan = self._plans.get(specs)
         if plan is None:
-            plan = self.relay.abstract(specs, differentiable(avals))
+            with jax.core.eval_context():  # whoever runs JAX here does so outside of the trace
+                plan = self.relay.abstract(specs, differentiable(avals))
             if not all(spec.concrete for spec in plan.specs):
                 raise PromisedShapeError.open_in_jax(self.call, plan.specs)
-            while len(self._plans) >= _PLANS:
-                self._plans.pop(next(iter(self._plans)), None)
-            self._plans[specs] = plan
+            self._remember(specs, plan)
         return plan
+
+    def _remember(self, specs: tuple[TensorSpec, ...], plan: Abstract) -> None:
+        while len(self._plans) >= _PLANS:
+            self._plans.pop(next(iter(self._plans)), None)
+        self._plans[specs] = plan
 
     # At once, on JAX arrays.
 
     def evaluate(self, xs: Sequence[Tensor], keep: bool, rows: tuple[int, ...]) -> list[Tensor]:
-        """Return the results, and a token if the residual is to be kept."""
-        if not keep:
-            return self.relay(xs).leaves
-        outcome, back = self.relay.vjp(xs, differentiable(xs))
-        return [*outcome.leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows))]
+        """Return the results, and a token if the residual is to be kept. What came is the plan of what follows."""
+        outcome, back = self.relay.vjp(xs, differentiable(xs)) if keep else (self.relay(xs), None)
+        leaves: list[Any] = outcome.leaves
+        found = Abstract(list(map(convert.spec, leaves)), outcome.differentiable, outcome.structure, None)
+        self._remember(tuple(map(convert.spec, xs)), found)
+        return leaves if back is None else [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows))]
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return the pull of order `len(cts)`; see `core.orders`."""
@@ -130,7 +135,7 @@ class Operation:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
         primals = tuple(xs[i].dtype for i in differentiable(xs))
         outputs = tuple(dtype(spec.dtype) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d)
-        found = _pull(self.host, np.conj, token, xs, cts, conversions(primals, outputs, len(cts)))
+        found = _pull(self.host, _array_conj, token, xs, cts, conversions(primals, outputs, len(cts)))
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
@@ -199,6 +204,10 @@ def _pull(
     ]
     found = orders.pull(back, primals, taken)
     return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]
+
+
+def _array_conj(x: Any) -> Array:
+    return np.asarray(np.conj(x))  # of an array without dimensions NumPy returns a scalar
 
 
 def _again(relay: AnyRelay, xs: Sequence[Tensor]) -> tuple[Relay, list[Array]]:
