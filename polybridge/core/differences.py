@@ -114,15 +114,15 @@ class Function:
         step = self.step_along(direction, 1 / 3)
         return (self(self.at + step * direction) - self(self.at - step * direction)) / (2 * step)
 
-    def gradient(self, value: Callable[[Array], float], power: float) -> Array:
-        """Return the gradient of a number that depends on the coordinates, by two evaluations for each of them."""
+    def gradient(self, values: Callable[[Array], Array], weights: Array, power: float) -> Array:
+        """Return the gradient of a weighted sum of values, by two evaluations for each coordinate."""
         gradient = np.empty_like(self.at)
         for j, step in enumerate(self.steps(power)):
             up, down = self.at.copy(), self.at.copy()
             up[j] += step
             down[j] -= step
             up, down = self.inputs.rounded(up), self.inputs.rounded(down)
-            gradient[j] = (value(up) - value(down)) / (up[j] - down[j])
+            gradient[j] = weights @ (values(up) - values(down)) / (up[j] - down[j])
         return gradient
 
 
@@ -136,7 +136,7 @@ class Differences(Pullback):
     def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Move each coordinate there and back."""
         f, weights = self._function, self._function.outputs.coordinates(cts)
-        return f.inputs.tensors(f.gradient(lambda at: float(weights @ f(at)), 1 / 3))
+        return f.inputs.tensors(f.gradient(f, weights, 1 / 3))
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
         """Pull back, and be ready to do so at two near points."""
@@ -162,10 +162,10 @@ class _SecondDifferences(Pullback):
         direction = f.inputs.coordinates(cts)
         step = f.step_along(direction, 1 / 4)
 
-        def slope(at: Array) -> float:
-            return float(weights @ (f(at + step * direction) - f(at - step * direction)) / (2 * step))
+        def slopes(at: Array) -> Array:
+            return (f(at + step * direction) - f(at - step * direction)) / (2 * step)
 
-        by_primals = f.gradient(slope, 1 / 4) if direction.any() else np.zeros_like(f.at)
+        by_primals = f.gradient(slopes, weights, 1 / 4) if direction.any() else np.zeros_like(f.at)
         return [*f.inputs.tensors(by_primals), *f.outputs.tensors(f.along(direction))]
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
