@@ -197,7 +197,6 @@ class CompilationError(PolybridgeError, RuntimeError):
             f"the call (in Keras: `compile(jit_compile=False)`); other functions may keep `jit_compile=True`."
         )
 
-
     @classmethod
     def elsewhere(cls, call: str) -> CompilationError:
         """Say that a graph has left the process that has its function."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch._C._dynamo import eval_frame  # private, see `decorate` (torch 2.13)
 from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
 from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
-from torch.utils._python_dispatch import _disable_current_modes  # private: there is no public way out of a trace
 
 from polybridge.backends.torch import convert, symbolic
 from polybridge.core import orders, residuals
@@ -29,6 +29,9 @@ Tensor = torch.Tensor
 
 TRACED = frozenset({FakeTensor, FunctionalTensor})
 """The types that a tensor has while a graph is traced."""
+with torch._C._AutoDispatchBelowAutograd():
+    _AUTOGRAD = torch._C._dispatch_tls_local_exclude_set()
+_AUTOGRAD -= torch._C._dispatch_tls_local_exclude_set()  # private: nothing public shows them (torch 2.13)
 _PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another function under the same name
 _entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
 _names: dict[int, str] = {}  # by the id of a relay
@@ -43,14 +46,16 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            mark()
-            return opaque[0](*args, **kwargs)
+        if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling():
+                mark()
+                return opaque[0](*args, **kwargs)
+            return function(*_numbers(args), **_numbers(kwargs))
         return function(*args, **kwargs)
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        return _pytree.tree_map_only(_is_static, _Static, function(*args, **kwargs))
+        return _pytree.tree_map_only(_is_static, _Static, function(*_numbers(args), **_numbers(kwargs)))
 
     def mark() -> None:
         if not opaque:
@@ -59,12 +64,20 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             opaque.append(torch._dynamo.nonstrict_trace(traced))
 
     mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
-    del called.__wrapped__  # type: ignore[attr-defined]
+    del called.__wrapped__
     eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
     return called
 
 
 _NEVER = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def _numbers(tree: Any) -> Any:
+    """Return the tree with numbers for symbols: a graph is for one value of what is no tensor."""
+    return _pytree.tree_map_only(tuple(_NUMBERS), lambda symbol: _NUMBERS[type(symbol)](symbol), tree)
+
+
+_NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 class _Static:
@@ -82,7 +95,7 @@ def _value(_: Any, value: Any) -> Any:
     return value
 
 
-_pytree.register_pytree_node(_Static, lambda static: ((), static.value), _value)
+_pytree.register_pytree_node(_Static, lambda static: ([], static.value), _value)
 
 
 class _Entry:
@@ -95,9 +108,18 @@ class _Entry:
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
         key = tuple((convert.dtype_name(x), *map(str, x.shape)) for x in xs)
         if key not in self.plans:
-            with _disable_current_modes():
-                self.plans[key] = symbolic.plan(self.relay, xs)
+            self.plans[key] = symbolic.plan(self.relay, xs)
         return self.plans[key]
+
+    def wanted(self, xs: Sequence[Tensor]) -> list[int]:
+        """Return the positions of the inputs that want a gradient and, as far as the plan can tell, have one."""
+        candidates = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+        connected = self.plan(xs).connected if not TRACED.isdisjoint(map(type, xs)) else None
+        return [
+            i
+            for i, c in zip(candidates, connected or (True,) * len(candidates), strict=True)
+            if c and xs[i].requires_grad
+        ]
 
 
 def name_of(relay: FunctionRelay | BatchedRelay) -> str:
@@ -155,7 +177,7 @@ def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Ten
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    cts = [values[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    cts = [values[a:b] for a, b in pairwise(ends)]
     with _as_called(), torch.enable_grad():
         found = orders.pull(residuals.kept(int(token[0])), values[: ends[0]], cts)
     return [torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False)]
@@ -169,7 +191,8 @@ def _unshared(leaves: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
 
 def _as_called() -> Any:
     """Let autograd record again, which is off inside of an operation: the foreign function may call torch again."""
-    return torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView)
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD)
 
 
 # What they promise while a graph is traced.
@@ -192,7 +215,8 @@ def _followed(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         from polybridge.backends.torch import transforms  # which imports this module
 
-        return transforms.followed(_entry(function).relay, xs)
+        entry = _entry(function)
+        return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.polybridge.call.default(function, xs)
 

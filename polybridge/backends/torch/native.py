@@ -83,7 +83,7 @@ class _Crossing(torch.autograd.Function):
         hooks = _top_saved_tensors_default_hooks(False)
         if hooks is None:
             token = torch.empty(0)
-            token.polybridge_back = back  # type: ignore[attr-defined]
+            token.polybridge_back = back
         else:
             token = torch.from_numpy(residuals.keep(back))
             ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
