@@ -7,9 +7,9 @@ residual, and in the backward `pull`. Functions cross by name, since graphs hold
 from __future__ import annotations
 
 import functools
+import itertools
 import uuid
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ with torch._C._AutoDispatchBelowAutograd():
 _AUTOGRAD -= torch._C._dispatch_tls_local_exclude_set()  # private: nothing public shows them (torch 2.13)
 _PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another function under the same name
 _entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
+_places = itertools.count()  # of calls in graphs: torch merges operations with equal arguments, which may be random
 _names: dict[int, str] = {}  # by the id of a relay
 
 
@@ -139,12 +140,12 @@ def abstract(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Abstr
 
 def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
     """Evaluate a relay in a trace; autograd follows."""
-    return torch.ops.polybridge.call.default(name_of(relay), list(xs))
+    return torch.ops.polybridge.call.default(name_of(relay), list(xs), next(_places))
 
 
 def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Evaluate a relay in a trace, and return the token of its residual after the results."""
-    return torch.ops.polybridge.vjp.default(name_of(relay), list(xs), list(wanted))
+    return torch.ops.polybridge.vjp.default(name_of(relay), list(xs), list(wanted), next(_places))
 
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
@@ -164,12 +165,12 @@ def _entry(function: str) -> _Entry:
     return entry
 
 
-def _call(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+def _call(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
     with _as_called():
         return _unshared(_entry(function).relay(xs).leaves, xs)
 
 
-def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], place: int) -> list[Tensor]:
     with _as_called(), torch.enable_grad():
         outcome, back = _entry(function).relay.vjp(xs, wanted)
         return [*_unshared(outcome.leaves, xs), torch.from_numpy(residuals.keep(back))]
@@ -177,7 +178,7 @@ def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Ten
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    cts = [values[a:b] for a, b in pairwise(ends)]
+    cts = [values[a:b] for a, b in itertools.pairwise(ends)]
     with _as_called(), torch.enable_grad():
         found = orders.pull(residuals.kept(int(token[0])), values[: ends[0]], cts)
     return [torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False)]
@@ -198,19 +199,19 @@ def _as_called() -> Any:
 # What they promise while a graph is traced.
 
 
-def _promised_call(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+def _promised_call(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
     return _entry(function).plan(xs).empty(xs)
 
 
-def _promised_vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
-    return [*_promised_call(function, xs), torch.empty(1, dtype=torch.int64)]
+def _promised_vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], place: int) -> list[Tensor]:
+    return [*_promised_call(function, xs, place), torch.empty(1, dtype=torch.int64)]
 
 
 def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     return [torch.empty_like(v, memory_format=torch.contiguous_format) for v in values[: len(values) - counts[-1]]]
 
 
-def _followed(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+def _followed(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
     """Call so that autograd follows."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         from polybridge.backends.torch import transforms  # which imports this module
@@ -218,18 +219,16 @@ def _followed(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
         entry = _entry(function)
         return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.polybridge.call.default(function, xs)
+        return torch.ops.polybridge.call.default(function, xs, place)
 
 
 _library = torch.library.Library("polybridge", "DEF")
-# Two runs of a random function are two, so none may be merged or repeated.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
 for _signature, _run, _promised in (
-    ("call(str function, Tensor[] xs) -> Tensor[]", _call, _promised_call),
-    ("vjp(str function, Tensor[] xs, int[] wanted) -> Tensor[]", _vjp, _promised_vjp),
+    ("call(str function, Tensor[] xs, int place) -> Tensor[]", _call, _promised_call),
+    ("vjp(str function, Tensor[] xs, int[] wanted, int place) -> Tensor[]", _vjp, _promised_vjp),
     ("pull(Tensor token, Tensor[] values, int[] counts) -> Tensor[]", _pull, _promised_pull),
 ):
-    _library.define(_signature, tags=_TAGS)
+    _library.define(_signature, tags=torch.Tag.pt2_compliant_tag)
     _name = _signature.partition("(")[0]
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"polybridge::{_name}", _promised, lib=_library)
