@@ -41,6 +41,14 @@ class Pullback(ABC):
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
         """Evaluate the pullback as a function of `(*primals, *cts)` and return its own pullback beside the result."""
 
+    def jvp(self, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return a tangent per output of the evaluation, by one per primal; None is zero, in both.
+
+        Raises:
+            NotImplementedError: there is no forward mode of its own; the pullback of the pullback has to serve.
+        """
+        raise NotImplementedError
+
     def closed_over(self, fn: Callable[..., Any]) -> list[str]:
         """Name the trainable state that the evaluation of `fn` read besides its primals."""
         return []
@@ -59,10 +67,12 @@ class Backend(ABC):
     """What pip has to install when the framework is missing."""
     writes: ClassVar[bool] = True
     """Whether programs in this framework may write to a tensor in place."""
+    derivatives: ClassVar[bool] = True
+    """Whether the framework differentiates its own functions. Where it does not, `wrap(vjp=...)` says how."""
     counts_writes: ClassVar[bool] = False
     """Whether `version` tells of writes in place."""
     dlpack: ClassVar[bool] = False
-    """Whether `to_dlpack` and `from_dlpack` are given; without them tensors cross as NumPy arrays, by copy."""
+    """Whether `to_dlpack` and `from_dlpack` are given; without them, on either side, tensors cross as NumPy arrays."""
     alignment: ClassVar[int] = 1
     """Bytes that the address of imported memory has to be a multiple of."""
 
@@ -147,6 +157,10 @@ class Backend(ABC):
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on the memory of a capsule, which is row-major and aligned as `alignment` says."""
         raise NotImplementedError
+
+    def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:
+        """Return a tensor on the array's own memory, which nobody else will touch; None where that cannot be."""
+        return None
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy with memory of its own; differentiable where `counts_writes`."""
@@ -243,14 +257,48 @@ class Backend(ABC):
         return [self.from_numpy(np.ones(spec.shape, dtype(spec.dtype))) for spec in specs], contextlib.nullcontext
 
 
+class NoPullback(Pullback):
+    """The pullback of what has no derivative: it says so when it is called.
+
+    Args:
+        error: what to raise, each time anew.
+    """
+
+    def __init__(self, error: NotDifferentiableError) -> None:
+        """Keep the message."""
+        self._error = error
+
+    def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Raise."""
+        raise type(self._error)(*self._error.args)
+
+    def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
+        """Raise."""
+        raise type(self._error)(*self._error.args)
+
+
 class Replayed(Pullback):
-    """A plain callable as a pullback; differentiates it by evaluating the function again."""
+    """A plain callable as a pullback; differentiates it by evaluating the function again.
+
+    Args:
+        backend: differentiates what the second evaluation does.
+        evaluate: returns outputs and such a callable at some primals, as `Backend.vjp` does.
+        primals: of the first evaluation.
+        outputs: of the first evaluation, to compare the second with.
+        call: the pullback.
+    """
 
     def __init__(
-        self, backend: Backend, fn: Run, primals: Sequence[Tensor], outputs: Sequence[Tensor], call: Callable[..., Any]
+        self,
+        backend: Backend,
+        evaluate: Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Callable[..., Any]]],
+        primals: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        call: Callable[..., Any],
     ) -> None:
-        """Keep what the second evaluation needs, and the outputs of the first to compare it with."""
-        self._backend, self._fn, self._primals, self._outputs, self._call = backend, fn, primals, outputs, call
+        """Keep what the second evaluation needs."""
+        self._backend, self._evaluate, self._primals, self._outputs = backend, evaluate, primals, outputs
+        self._call = call
 
     def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Pull back, with zeros for absent cotangents."""
@@ -268,7 +316,7 @@ class Replayed(Pullback):
         connected: list[int] = []
 
         def pulled(*inputs: Tensor) -> Sequence[Tensor]:
-            outputs, call = self._backend.vjp(self._fn, inputs[:count])
+            outputs, call = self._evaluate(inputs[:count])
             self._compare(outputs)
             found = call(list(inputs[count:]))
             connected[:] = [i for i, x in enumerate(found) if x is not None]
@@ -280,13 +328,12 @@ class Replayed(Pullback):
         return spread(outputs, connected, count), _View(pullback, tuple(connected), everything, len(inputs))
 
     def _compare(self, outputs: Sequence[Tensor]) -> None:
-        to_numpy = self._backend.to_numpy
-        if any(to_numpy(a).tobytes() != to_numpy(b).tobytes() for a, b in zip(self._outputs, outputs, strict=True)):
-            raise NotDifferentiableError(
-                f"A function of the backend {self._backend.name!r} gave other values when it was run again for its "
-                f"second derivative, as a random one does. The backend has to return a `polybridge.Pullback`, which "
-                f"keeps the first run."
-            )
+        try:
+            first, second = ([self._backend.to_numpy(y).tobytes() for y in ys] for ys in (self._outputs, outputs))
+        except TypeError:  # of placeholders and tracers, which have no values
+            return
+        if first != second:
+            raise NotDifferentiableError.run_again(self._backend.name)
 
     def _filled(self, cts: Sequence[Tensor | None]) -> list[Tensor]:
         backend = self._backend
@@ -326,7 +373,7 @@ def pullback_of(backend: Backend, fn: Run, primals: Sequence[Tensor]) -> tuple[S
         return outputs, call
     if not callable(call):
         raise NotDifferentiableError(f"The backend {backend.name!r} returned {call!r} as a pullback, not a callable.")
-    return outputs, Replayed(backend, fn, primals, outputs, call)
+    return outputs, Replayed(backend, lambda primals: backend.vjp(fn, primals), primals, outputs, call)
 
 
 def spread(values: Sequence[Tensor | None], positions: Sequence[int], count: int) -> list[Tensor | None]:

@@ -40,7 +40,7 @@ class Vectorised(Program):
 
     def __init__(self, inner: Program, axes: Axes) -> None:
         """Keep the parts."""
-        self.fn, self.call, self.source = inner.fn, inner.call, inner.source
+        self.fn, self.call, self.source, self.vectorises = inner.fn, inner.call, inner.source, inner.vectorises
         self._inner = inner
         self._mapped = self.source.vmap(self._example, axes)
         self._known: dict[tuple[TensorSpec, ...], Results] = {}  # without tensors, by the specs of the inputs
@@ -107,6 +107,8 @@ class BatchedRelay(Relay):
     def _evaluate(self, evaluate: Callable[[Relay], T], xs: Sequence[Tensor | None]) -> T:
         if not self._loops:
             try:
+                if not self.program.vectorises:
+                    raise NotImplementedError("its derivative is a rule for one example")
                 return evaluate(self._vectorised)
             except PolybridgeError:
                 raise

@@ -49,9 +49,12 @@ class Denormals:
 
 
 def _floating_point_environment() -> Any:
-    """Return the C library with fegetenv and fesetenv, where FE_DFL_ENV is known to be -1: glibc and musl."""
+    """Return the C library with fegetenv and fesetenv, where FE_DFL_ENV is known to be -1: glibc and musl.
+
+    It is called with the GIL held: to let it go and take it again would cost more than the call.
+    """
     try:
-        library = ctypes.CDLL(ctypes.util.find_library("m")) if sys.platform == "linux" else None
+        library = ctypes.PyDLL(ctypes.util.find_library("m")) if sys.platform == "linux" else None
         return library if hasattr(library, "fegetenv") and hasattr(library, "fesetenv") else None
     except OSError:
         return None

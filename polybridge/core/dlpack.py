@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-_BYTE_OFFSET = 40
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint64), ("between", ctypes.c_char * 32), ("byte_offset", ctypes.c_uint64))
+
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
@@ -18,6 +21,5 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 def address(capsule: Any) -> int:
     """Return the address of the first element of the tensor in an unversioned, unused capsule."""
-    tensor = _pointer(capsule, b"dltensor")
-    data = ctypes.c_uint64.from_address(tensor).value
-    return data + ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value
+    tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
+    return int(tensor.data + tensor.byte_offset)

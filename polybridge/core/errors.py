@@ -8,7 +8,8 @@ PolybridgeError
 |-- ArgumentError
 |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
 |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
-|   `-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
+|   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
+|   `-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
@@ -109,6 +110,15 @@ class UnsupportedTensorError(ArgumentError, TypeError):
         return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
 
 
+class CotangentError(ArgumentError, ValueError):
+    """A cotangent or tangent that is not like what it belongs to."""
+
+    @classmethod
+    def misfit(cls, call: str, where: str, found: object, expected: object) -> CotangentError:
+        """Name the leaf, what came and what fits."""
+        return cls(f"`{call}`: {where} is {found}, but {expected} is needed there.")
+
+
 class OutputError(PolybridgeError, TypeError):
     """The wrapped function returned something that cannot be handed over."""
 
@@ -128,6 +138,28 @@ class OutputError(PolybridgeError, TypeError):
             f"(got {type(found).__name__}: {found!r:.80}). Return a tensor, or call it where gradients are off."
         )
 
+    @classmethod
+    def of_rule(cls, call: str, returned: str, problem: str) -> OutputError:
+        """Say which of the functions given as `vjp=` or `jvp=` returned something wrong, where and what."""
+        return cls(f"`{call}` was wrapped with a rule for its derivative, but {returned} {problem}.")
+
+    @classmethod
+    def not_scalar(cls, call: str, found: Iterable[object]) -> OutputError:
+        """Say that a gradient was asked of something else than one real number."""
+        return cls(
+            f"`{call}` has no gradient: its result is not one real number, but {', '.join(map(str, found))}. "
+            f"Use `{call}.vjp`, which takes a cotangent."
+        )
+
+    @classmethod
+    def uneven(cls, call: str, found: Iterable[object], promised: Iterable[object]) -> OutputError:
+        """Say that a function's results changed shape or dtype when its inputs were moved a little."""
+        one, other = (", ".join(map(str, specs)) for specs in (found, promised))
+        return cls(
+            f"`{call}` is differentiated by finite differences, but returned {one} right beside inputs where it "
+            f"returned {other}. Give `polybridge.wrap` a rule, `vjp=(fwd, bwd)`."
+        )
+
 
 class NotDifferentiableError(PolybridgeError, RuntimeError):
     """The source function has no derivative to give."""
@@ -139,6 +171,62 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
             f"`{call}` was evaluated example by example, and its derivative does not depend on the same inputs in "
             f"each, so that the batch has no second derivative. Make the function depend on all of them, if only by "
             f"`+ 0 * x`."
+        )
+
+    @classmethod
+    def without_rule(cls, call: str, framework: str) -> NotDifferentiableError:
+        """Say that the framework differentiates nothing, and the two ways out."""
+        return cls(
+            f"`{call}` has no derivative: {framework} does not differentiate its functions. Give `polybridge.wrap` "
+            f"one, either `vjp=(fwd, bwd)`, where `fwd(*args)` returns `(out, residuals)` and `bwd(residuals, ct)` a "
+            f'tuple with one cotangent for each argument, or `vjp="finite-difference"`.'
+        )
+
+    @classmethod
+    def beyond_rule(cls, call: str, framework: str) -> NotDifferentiableError:
+        """Say that a rule has no derivative of its own where the framework differentiates nothing."""
+        return cls(
+            f"`{call}` was to be differentiated twice, but its rule `vjp=(fwd, bwd)` is made of {framework} functions, "
+            f"which have no derivative. Write the rule in a framework that differentiates, or use "
+            f'`vjp="finite-difference"`, which has a second derivative.'
+        )
+
+    @classmethod
+    def forward_only(cls, call: str) -> NotDifferentiableError:
+        """Say that only a forward rule was given."""
+        return cls(
+            f"`{call}` was wrapped with `jvp=` alone, which gives no cotangents. Give `vjp=` as well, as "
+            f'`(fwd, bwd)` or "finite-difference".'
+        )
+
+    @classmethod
+    def beyond_differences(cls, call: str, times: str) -> NotDifferentiableError:
+        """Say where finite differences end."""
+        return cls(
+            f"`{call}` was to be differentiated {times} by finite differences, which would be noise. Give "
+            f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype."
+        )
+
+    @classmethod
+    def of_argument(cls, call: str, number: int, found: str) -> NotDifferentiableError:
+        """Say that an argument is nothing that a derivative can be taken in."""
+        return cls(f"`{call}` was to be differentiated in args[{number}], which {found}. Give `numpy.asarray(...)`.")
+
+    @classmethod
+    def keywords(cls, call: str, names: Iterable[str]) -> NotDifferentiableError:
+        """Say that a forward rule takes positional arguments only."""
+        return cls(
+            f"`{call}` was called with the keyword arguments {', '.join(names)}, which a rule "
+            f"`jvp(primals, tangents)` has no place for. Pass them by position."
+        )
+
+    @classmethod
+    def run_again(cls, framework: str) -> NotDifferentiableError:
+        """Say that a second run, for a second derivative, gave other values."""
+        return cls(
+            f"A function of the backend {framework!r} gave other values when it was run again for its "
+            f"second derivative, as a random one does. The backend has to return a `polybridge.Pullback`, which "
+            f"keeps the first run; in a rule `vjp=(fwd, bwd)` fwd has to take its random numbers as an argument."
         )
 
 
@@ -195,6 +283,15 @@ class CompilationError(PolybridgeError, RuntimeError):
             f"`{call}` was called inside a function that XLA compiles (`jit_compile=True`): it runs in another "
             f"framework, and XLA cannot hold a call into Python. Use `jit_compile=False` for the function that has "
             f"the call (in Keras: `compile(jit_compile=False)`); other functions may keep `jit_compile=True`."
+        )
+
+    @classmethod
+    def in_saved_model(cls, call: str) -> CompilationError:
+        """Say why the call cannot be exported and what can."""
+        return cls(
+            f"`{call}` is in a function that is being exported as a SavedModel: it runs in another framework, in this "
+            f"Python process, and a SavedModel cannot hold it. Export the parts without the call, or save weights only "
+            f"(`tf.train.Checkpoint`; in Keras `save_weights`) and build the model again in Python."
         )
 
     @classmethod
@@ -271,7 +368,7 @@ def warn(warning: PolybridgeWarning) -> None:
     depth, level, frame = 2, 2, sys._getframe(1)  # `warn` itself is at stack level 1
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
-        if frame.f_globals.get("__name__") == "polybridge.core.wrapping":
+        if frame.f_globals.get("__name__", "").startswith("polybridge."):
             level = depth + 1
     warnings.warn(warning, stacklevel=level)
 

@@ -37,19 +37,25 @@ class Evaluator:
         """Run the program and return the pullback from its differentiable results to the wanted inputs."""
         return self._vjp(inputs, wanted, self._run)
 
+    def vjp_on_copies(self, placeholders: Sequence[Tensor], wanted: Sequence[int]) -> tuple[Results, Pullback]:
+        """Do the same with placeholders."""
+        return self._vjp(placeholders, wanted, self._run_on_copies)
+
     def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
         """Return the plan of an evaluation at inputs of these specs, which have no unknown dimensions."""
         placeholders, running = self._source.placeholders(specs)
         with running():
             if not self._source.differentiating():
-                results = self._run_on_copies(placeholders)
-                found = [self._source.spec(x) for x in results.tensors]
-                return Abstract(found, results.differentiable, results.structure, None)
-            results, pullback = self._vjp(placeholders, wanted, self._run_on_copies)
-            found = [self._source.spec(x) for x in results.tensors]
-        outputs: list[Tensor | None] = list(results.take_outputs())
-        evaluation = Evaluation(pullback, outputs, tuple(range(len(wanted))), running)
-        return Abstract(found, results.differentiable, results.structure, evaluation)
+                return self.plan(self._run_on_copies(placeholders))
+            results, pullback = self.vjp_on_copies(placeholders, wanted)
+            plan = self.plan(results)
+        plan.evaluation = Evaluation(pullback, list(results.take_outputs()), tuple(range(len(wanted))), running)
+        return plan
+
+    def plan(self, results: Results) -> Abstract:
+        """Return the plan that a run on placeholders gives, of which no derivative is known."""
+        specs = [self._source.spec(x) for x in results.tensors]
+        return Abstract(specs, results.differentiable, results.structure, None)
 
     def _vjp(self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Run) -> tuple[Results, Pullback]:
         """Evaluate under the source's vjp with the wanted inputs as primals and the others held fixed."""

@@ -67,6 +67,11 @@ class Exchange:
     source: Backend
     copy: CopyPolicy = "auto"
 
+    @property
+    def by_dlpack(self) -> bool:
+        """Whether tensors cross by DLPack, and not as NumPy arrays."""
+        return self.dest.dlpack and self.source.dlpack
+
     def give(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the source for the caller to keep."""
         if self.copy == "auto":
@@ -84,7 +89,9 @@ class Exchange:
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
         shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
-        return Loan(self, guarding=self.copy is True or (shares and self.dest.dlpack and self.source.dlpack))
+        # Without DLPack what is lent is a copy already, but autograd refuses writes to it: it is the leaf of its graph.
+        matters = self.by_dlpack or self.source.counts_writes
+        return Loan(self, guarding=matters and (shares or self.copy is True))
 
 
 class Loan:
@@ -113,7 +120,8 @@ class Loan:
         if self._guarding:
             self._reconsider()
         if not self._guarding or self._inside:
-            return [None if x is None else move(x, dest, source, own=False) for x in tensors]
+            own = not self._exchange.by_dlpack and self._exchange.copy is not False  # then nobody watches
+            return [None if x is None else move(x, dest, source, own) for x in tensors]
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]
@@ -148,7 +156,8 @@ class Loan:
                 self._distrust()
                 raise MutationError.refused(call, error) from error
             raise
-        written = [i for i, x in enumerate(handed) if x is not None and source.version(x) != before[i]]
+        after = [None if x is None else source.version(x) for x in handed]
+        written = [] if after == before else [i for i, version in enumerate(after) if version != before[i]]
         if not self._guarding:
             if written:
                 self._distrust()
@@ -208,8 +217,12 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     if _counters:
         _count(dense, origin, copied)
     if not (origin.dlpack and target.dlpack):
+        array = origin.to_numpy(dense)
+        adopted = None if own and not copied else target.adopt(array)
+        if adopted is not None:
+            return adopted
         _count_copy(dense, origin)
-        return target.from_numpy(origin.to_numpy(dense))
+        return target.from_numpy(array)
     copy = own and not copied
     if copy and not target.writes:
         dense = _copied(origin, dense)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from polybridge.core.backend import Backend
 from polybridge.core.errors import OutputError, UnsupportedTensorError
 from polybridge.core.exchange import array_to
 from polybridge.core.trees import Classify, Kind, Structure, path, separate
 
+if TYPE_CHECKING:
+    from polybridge.core.evaluator import Evaluator  # which imports this module
+
 Tensor = Any
+Lent = Callable[[Callable[[Sequence[Tensor]], Any], Sequence[Tensor]], Any]
+"""Runs a flat function on inputs, with whatever has to happen around it."""
 
 
 @dataclass(slots=True)
@@ -47,11 +53,13 @@ class Program(ABC):
         fn: the user's own function.
         call: how messages name it.
         source: the backend that runs it.
+        vectorises: whether its derivative over a batch is that of a vectorised function; a rule is for one example.
     """
 
     fn: Callable[..., Any]
     call: str
     source: Backend
+    vectorises: bool = True
 
     @abstractmethod
     def __call__(self, inputs: Sequence[Tensor]) -> Results:
@@ -60,6 +68,15 @@ class Program(ABC):
     @abstractmethod
     def argument(self, number: int) -> str:
         """Return where an input is among the arguments of the user's function."""
+
+    def evaluator(self, lent: Lent, copied: Lent) -> Evaluator:
+        """Return how it is evaluated again and again: as its source does.
+
+        Args:
+            lent: runs a flat function on the caller's tensors.
+            copied: runs one on placeholders.
+        """
+        return self.source.evaluator(partial(lent, self), partial(copied, self))
 
 
 class UserFunction(Program):
@@ -83,7 +100,10 @@ class UserFunction(Program):
     def __call__(self, inputs: Sequence[Tensor]) -> Results:
         """Run the function."""
         args, kwargs = self._structure.rebuild(inputs)
-        tensors, structure = separate(self.fn(*args, **kwargs), self._classify, self._converted)
+        return self._results(self.fn(*args, **kwargs))
+
+    def _results(self, returned: Any) -> Results:
+        tensors, structure = separate(returned, self._classify, self._converted)
         try:
             differentiable = tuple(map(self.source.is_differentiable, tensors))
         except UnsupportedTensorError:

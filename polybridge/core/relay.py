@@ -12,7 +12,7 @@ residuals of the evaluation that made it: the user's function runs once, whateve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ class FunctionRelay(Relay):
         self._source = exchange.source
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()
-        self._evaluator = self._source.evaluator(self._run_on_loan, self._run_on_copies)
+        self._evaluator = program.evaluator(self._run_on_loan, self._run_on_copies)
         self.batched: dict[Any, Any] = {}  # by axes; filled by `batching.batched`
         self.told = False
 
@@ -157,13 +157,12 @@ class FunctionRelay(Relay):
                 return found.at(self.call, self.program.argument(number))
         return error.at(self.call, "an argument")
 
-    def _run_on_loan(self, inputs: Sequence[Tensor]) -> Results:
-        results: Results = self._loan.run(self.program, inputs, self.call, self.program.argument)
-        return results
+    def _run_on_loan(self, fn: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> Any:
+        return self._loan.run(fn, inputs, self.call, self.program.argument)
 
-    def _run_on_copies(self, inputs: Sequence[Tensor]) -> Results:
+    def _run_on_copies(self, fn: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> Any:
         copy = self._source.copy
-        return self.program([copy(x) for x in inputs] if self._source.counts_writes else inputs)
+        return fn([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
     def _handed_over(self, results: Results) -> Outcome:
         leaves = _given(self.exchange, results.tensors, self.call, results.structure)

@@ -11,7 +11,8 @@ import numpy as np
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
-DIFFERENTIABLE = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
+COMPLEX = frozenset({"complex64", "complex128"})
+DIFFERENTIABLE = COMPLEX | {"float16", "bfloat16", "float32", "float64"}
 INTEGER = frozenset({"bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
 SUPPORTED = DIFFERENTIABLE | INTEGER
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -45,18 +46,28 @@ class Structure:
         treedef: optree's description of the containers.
         leaves: all leaves, with None where a dynamic one stood.
         dynamic: the positions of the dynamic leaves.
+        build: makes the tree of its dynamic leaves, where that needs no treedef.
     """
 
-    __slots__ = ("_leaves", "dynamic", "treedef")
+    __slots__ = ("_build", "_leaves", "dynamic", "treedef")
 
-    def __init__(self, treedef: Any, leaves: list[Any], dynamic: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        treedef: Any,
+        leaves: list[Any],
+        dynamic: tuple[int, ...],
+        build: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> None:
         """Keep the parts."""
         self.treedef = treedef
         self._leaves = leaves
         self.dynamic = dynamic
+        self._build = build
 
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         """Return the tree with `tensors` as its dynamic leaves."""
+        if self._build is not None:
+            return self._build(tensors)
         if len(self.dynamic) == len(self._leaves):
             return unflatten(self.treedef, tensors)
         leaves = list(self._leaves)
@@ -64,13 +75,45 @@ class Structure:
             leaves[position] = tensor
         return unflatten(self.treedef, leaves)
 
+    def like(self, values: Sequence[Any]) -> Any:
+        """Return the tree with `values` as its dynamic leaves and None as every other."""
+        leaves: list[Any] = [None] * len(self._leaves)
+        for position, value in zip(self.dynamic, values, strict=True):
+            leaves[position] = value
+        return unflatten(self.treedef, leaves)
+
+    def arity(self) -> tuple[int, bool]:
+        """Return how many positional arguments `(args, kwargs)` has, and whether the others have dynamic leaves."""
+        args, _ = self.treedef.children()
+        return len(args.children()), any(position >= args.num_leaves for position in self.dynamic)
+
+    def unlike(self, tree: Any) -> list[Any]:
+        """Return what a tree of the same containers has in place of the dynamic leaves.
+
+        None instead of a container stands for None in each of its leaves.
+
+        Raises:
+            ValueError: the containers differ.
+        """
+        leaves = _leaves_up_to(self.treedef, tree)
+        return [leaves[position] for position in self.dynamic]
+
     def argument(self, number: int) -> str:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
         return argument_path(self.treedef, self.dynamic[number])
 
     def result(self, number: int) -> str:
         """Return where the dynamic leaf `number` of a result is, as `result['loss']`."""
-        return path(self.treedef, self.dynamic[number], "result")
+        return self.path(number, "result")
+
+    def path(self, number: int, root: str) -> str:
+        """Return where the dynamic leaf `number` is in a tree that is called `root`."""
+        return path(self.treedef, self.dynamic[number], root)
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the tree is one dynamic leaf and nothing else."""
+        return bool(self.dynamic) and bool(self.treedef.is_leaf())
 
     def key(self) -> tuple[Any, ...]:
         """Return a hashable key that two calls share when one relay can serve both."""
@@ -90,6 +133,8 @@ def separate(
         convert: makes a tensor of a leaf that is neither one nor static, given its kind, the leaf, the treedef and its
             position; or raises.
     """
+    if classify(tree) is Kind.TENSOR:
+        return [tree], _ONE
     leaves, treedef = flatten(tree)
     dynamic: list[int] = []
     tensors: list[Any] = []
@@ -101,6 +146,15 @@ def separate(
         dynamic.append(position)
         leaves[position] = None
     return tensors, Structure(treedef, leaves, tuple(dynamic))
+
+
+def separate_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classify, convert: Callable[[Kind, Any, Any, int], Any]
+) -> tuple[list[Any], Structure]:
+    """Return what `separate((args, kwargs), ...)` does, without a walk where tensors are all that is given."""
+    if not kwargs and all(classify(x) is Kind.TENSOR for x in args):
+        return list(args), _positional(len(args))
+    return separate((args, kwargs), classify, convert)
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
@@ -117,6 +171,16 @@ def unflatten(treedef: Any, leaves: Sequence[Any]) -> Any:
     return optree.tree_unflatten(treedef, leaves)
 
 
+def _leaves_up_to(treedef: Any, tree: Any) -> list[Any]:
+    """Return what `tree` has in place of each leaf of `treedef`."""
+    if tree is None:
+        return [None] * treedef.num_leaves
+    if treedef.is_leaf():
+        return [tree]
+    pieces = treedef.one_level().flatten_up_to(tree)
+    return [x for inner, piece in zip(treedef.children(), pieces, strict=True) for x in _leaves_up_to(inner, piece)]
+
+
 def path(treedef: Any, position: int, root: str) -> str:
     """Return where the leaf at `position` is, as Python source that starts at `root`."""
     return str(optree.treespec_accessors(treedef)[position].codify(root))
@@ -126,6 +190,18 @@ def argument_path(treedef: Any, position: int) -> str:
     """Return where a leaf of `(args, kwargs)` is, as `args[0]` or `kwargs['scale']`."""
     text = path(treedef, position, "")
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
+
+
+@functools.cache
+def _positional(count: int) -> Structure:
+    """Return the structure of `(args, kwargs)` with that many tensors in `args`."""
+    _, treedef = flatten((tuple(range(count)), {}))
+    return Structure(treedef, [None] * count, tuple(range(count)), lambda tensors: (tuple(tensors), {}))
+
+
+def _only(tensors: Sequence[Any]) -> Any:
+    (tensor,) = tensors
+    return tensor
 
 
 _registering = threading.Lock()
@@ -197,3 +273,6 @@ def _static_key(leaf: Any) -> tuple[type, Any]:
     if isinstance(leaf, (int, str, bytes, type(None))):
         return type(leaf), leaf
     return type(leaf), id(leaf)  # the relay that is cached under this key keeps the object, hence the id, alive
+
+
+_ONE = Structure(flatten(0)[1], [None], (0,), _only)

@@ -16,6 +16,7 @@ from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome
+from polybridge.core.rules import Rule, RuledFunction, Vjp
 from polybridge.core.trees import Classify, Kind, Structure
 
 _RELAYS = 256  # structures and static values that one wrapped function keeps a relay for
@@ -23,18 +24,38 @@ _RELAYS = 256  # structures and static values that one wrapped function keeps a 
 
 @overload
 def wrap(
-    fn: Callable[..., Any], *, src: str, dst: str, copy: CopyPolicy = "auto", output_specs: Any = None
+    fn: Callable[..., Any],
+    *,
+    src: str,
+    dst: str,
+    vjp: Vjp = None,
+    jvp: Callable[..., Any] | None = None,
+    copy: CopyPolicy = "auto",
+    output_specs: Any = None,
 ) -> Callable[..., Any]: ...
 
 
 @overload
 def wrap(
-    *, src: str, dst: str, copy: CopyPolicy = "auto", output_specs: Any = None
+    *,
+    src: str,
+    dst: str,
+    vjp: Vjp = None,
+    jvp: Callable[..., Any] | None = None,
+    copy: CopyPolicy = "auto",
+    output_specs: Any = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
 def wrap(
-    fn: Any = None, *, src: str, dst: str, copy: CopyPolicy = "auto", output_specs: Any = None
+    fn: Any = None,
+    *,
+    src: str,
+    dst: str,
+    vjp: Vjp = None,
+    jvp: Callable[..., Any] | None = None,
+    copy: CopyPolicy = "auto",
+    output_specs: Any = None,
 ) -> Callable[..., Any]:
     """Return `fn`, written in framework `src`, as a function of framework `dst`; without `fn`, a decorator.
 
@@ -45,7 +66,15 @@ def wrap(
     Args:
         fn: takes and returns trees of `src` tensors. Tensors that it closes over are constants.
         src: the framework of `fn`: "torch", "tensorflow" or another registered backend.
-        dst: the framework of the caller. If it is that of `fn`, `fn` itself is returned.
+        dst: the framework of the caller. If it is that of `fn`, `fn` itself is returned, unless it is given a rule.
+        vjp: a derivative instead of the framework's own, written in `src`. Either `(fwd, bwd)`, as `jax.custom_vjp`
+            takes them: `fwd(*args, **kwargs)` returns `(out, residuals)`, and `bwd(residuals, ct)` returns a tuple with
+            a cotangent for each positional argument (and a dict of those of the keyword arguments, if these have
+            tensors). `ct` is a tree like the result, a cotangent like an argument, with None for what is no
+            floating or complex tensor; None in the tuple stands for "no influence". Or "finite-difference":
+            central differences, two evaluations for each number in the inputs.
+        jvp: a rule for forward mode, as `jax.custom_jvp` takes it: `jvp(primals, tangents)` returns
+            `(out, tangents_out)`.
         copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
             False never does: then neither side may write in place to what crosses.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
@@ -58,19 +87,24 @@ def wrap(
     The wrapped function raises:
         WrongFrameworkError: an argument is a tensor of another framework.
         UnsupportedTensorError: an argument or a result cannot cross, such as a string tensor.
-        OutputError: a result is a tensor of another framework, or none where a derivative is asked.
+        OutputError: a result is a tensor of another framework, or none where a derivative is asked; or what a rule
+            returned does not fit.
+        NotDifferentiableError: a derivative is asked that neither the source nor a rule has.
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
     if fn is None:
-        return functools.partial(wrap, src=src, dst=dst, copy=copy, output_specs=output_specs)
+        return functools.partial(wrap, src=src, dst=dst, vjp=vjp, jvp=jvp, copy=copy, output_specs=output_specs)
     if not callable(fn):
         raise NotCallableError.got(fn)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     source, dest = get_backend(src), get_backend(dst)
-    if source is dest:
+    rule = Rule.of(vjp, jvp)
+    if source is dest and rule is None:
         return fn  # type: ignore[no-any-return]
-    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs).function())
+    if rule is None and not source.derivatives:
+        rule = Rule()
+    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs, rule).function())
 
 
 def convert(tree: Any, to: str) -> Any:
@@ -107,8 +141,8 @@ def convert(tree: Any, to: str) -> Any:
 class _Wrapped:
     """A function between two backends, with a native function for each structure of its arguments."""
 
-    def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any) -> None:
-        self.fn, self.exchange, self.output_specs = fn, exchange, output_specs
+    def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any, rule: Rule | None = None) -> None:
+        self.fn, self.exchange, self.output_specs, self.rule = fn, exchange, output_specs, rule
         self.call = (
             f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
         )
@@ -120,7 +154,7 @@ class _Wrapped:
         """Return the function that the caller sees."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            tensors, structure = trees.separate((args, kwargs), self.arguments, self.convert)
+            tensors, structure = trees.separate_arguments(args, kwargs, self.arguments, self.convert)
             outcome = self.native(structure)(*tensors)
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
@@ -149,7 +183,8 @@ class _Wrapped:
         key = structure.key()
         native = self.natives.get(key)
         if native is None:
-            program = UserFunction(self.fn, self.call, self.exchange.source, structure, self.results)
+            function = UserFunction if self.rule is None else functools.partial(RuledFunction, self.rule)
+            program = function(self.fn, self.call, self.exchange.source, structure, self.results)
             relay = FunctionRelay(program, self.exchange, self.output_specs)
             native = self.natives.setdefault(key, self.exchange.dest.wrap_as_native(relay))
             while len(self.natives) > _RELAYS:

@@ -26,8 +26,9 @@ def tells_its_tensors(subject: Subject) -> None:
     """`is_tensor` is true of this framework's tensors, and of nothing else."""
     for array, tensor in subject.tensors():
         require(subject.backend.is_tensor(tensor) is True, f"that a {type(tensor).__name__} is none.")
-        near: list[Any] = [array, [tensor], {"x": tensor}, type(tensor)]
-        for other in (*near, None, 1, 1.0, True, "text", np.float32(1), object()):
+        near: list[Any] = [[tensor], {"x": tensor}, type(tensor)]
+        arrays = () if isinstance(tensor, np.ndarray) else (array, np.float32(1))
+        for other in (*near, *arrays, None, 1, 1.0, True, "text", object()):
             require(subject.backend.is_tensor(other) is False, f"that {other!r} is one.")
 
 
@@ -114,6 +115,17 @@ def dlpack_shares_memory(subject: Subject) -> None:
         require_same(backend.to_numpy(moved), array, "the tensor")
         addresses = [dlpack.address(backend.to_dlpack(x)) for x in (tensor, moved)]
         require(array.size == 0 or len(set(addresses)) == 1, f"a copy of a tensor of dtype {array.dtype.name}.")
+
+
+@law
+def adopts_the_memory_of_an_array(subject: Subject) -> None:
+    """`adopt` returns a tensor of the array's values on its memory, or None."""
+    for array in subject.arrays():
+        given = array.copy()
+        adopted = subject.backend.adopt(given)
+        if adopted is not None and array.size:
+            require_same(subject.backend.to_numpy(adopted), array, "the tensor")
+            require(np.shares_memory(subject.backend.to_numpy(adopted), given), "a copy.")
 
 
 @law

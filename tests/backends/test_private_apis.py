@@ -5,9 +5,10 @@ import gc
 import pytest
 import tensorflow as tf
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from polybridge.backends.tensorflow import _private
-from polybridge.backends.torch import convert
+from polybridge.backends.torch import convert, source
 
 
 def test_a_fresh_storage_has_one_user_and_a_view_makes_two():
@@ -46,10 +47,31 @@ def test_memory_of_numpy_is_not_owned():
 def test_the_engine_takes_edges_and_returns_none_for_an_unused_input():
     x, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     edge = torch.autograd.graph.get_gradient_edge(x * 3)
-    found = torch.autograd.graph._engine_run_backward(
+    found = source._run_backward(
         (edge,), (torch.ones(2),), True, False, (x, unused), allow_unreachable=True, accumulate_grad=False
     )
     assert found[0].tolist() == [3.0, 3.0] and found[1] is None
+
+
+def test_the_fake_mode_is_seen_while_it_is_on_and_not_from_outside_of_it():
+    with FakeTensorMode() as mode:
+        assert source.fake_mode() is mode
+        with unset_fake_temporarily():
+            assert source.fake_mode() is None
+    assert source.fake_mode() is None
+
+
+def test_a_disabled_function_mode_sees_nothing():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), torch._C.DisableTorchFunction():
+        torch.ones(1).add_(1)
+    assert seen == []
 
 
 def test_a_tensor_is_followed_under_a_tape_and_under_an_accumulator():

@@ -7,7 +7,7 @@ from polybridge_toy.backend import ToyBackend
 
 import polybridge
 from polybridge import TensorSpec
-from polybridge.core.backend import pullback_of, spread
+from polybridge.core.backend import NoPullback, pullback_of, spread
 
 ONE = toy.array(1.0)
 
@@ -144,3 +144,20 @@ def test_values_are_spread_over_their_positions():
 def test_too_few_values_are_not_spread():
     with pytest.raises(ValueError, match="shorter"):
         spread(["a"], [1, 3], 4)
+
+
+def test_a_pullback_has_no_forward_mode_unless_it_says_so(backend, two):
+    _, pullback = pullback_of(backend, power, [two])
+    with pytest.raises(NotImplementedError):
+        pullback.jvp([ONE])
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda pullback: pullback([ONE]), lambda pullback: pullback.vjp([ONE])], ids=["call", "vjp"]
+)
+def test_what_has_no_pullback_says_so_each_time_anew(ask):
+    error = polybridge.NotDifferentiableError("no way")
+    for _ in range(2):
+        with pytest.raises(polybridge.NotDifferentiableError, match="no way") as raised:
+            ask(NoPullback(error))
+        assert raised.value is not error

@@ -10,7 +10,9 @@ import toy
 
 import polybridge
 from polybridge.core import trees
+from polybridge.core.exchange import Exchange
 from polybridge.core.trees import Kind, Structure
+from polybridge.core.wrapping import _Wrapped, classifier
 
 Point = namedtuple("Point", "x y")
 
@@ -50,9 +52,6 @@ def seen():
         def fn(*args, **kwargs):
             caught.append((args, kwargs))
             return toy.array(0.0)
-
-        from polybridge.core.exchange import Exchange
-        from polybridge.core.wrapping import _Wrapped
 
         source = dest = polybridge.get_backend("toy")
         _Wrapped(fn, Exchange(dest, source), None).function()(*args, **kwargs)
@@ -262,3 +261,89 @@ def test_a_type_is_asked_about_once():
     classify(range(1))
     classify(range(2))
     assert asked == [range(1)]
+
+
+# Tensors alone, which no tree is walked for.
+
+
+def toys(count):
+    """Return tensors, and the structure of them as positional arguments with and without a walk."""
+    classify = classifier(polybridge.get_backend("toy"))
+    args = tuple(toy.array(float(i)) for i in range(count))
+    _, walked = trees.separate((args, {}), classify, None)
+    tensors, structure = trees.separate_arguments(args, {}, classify, None)
+    assert tuple(tensors) == args
+    return args, structure, walked
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_positional_tensors_have_the_structure_that_a_walk_finds(count):
+    args, structure, walked = toys(count)
+    assert structure.key() == walked.key() and structure.dynamic == walked.dynamic
+    assert structure.rebuild(list(args)) == walked.rebuild(list(args)) == (args, {})
+
+
+def test_positional_tensors_are_named_by_their_path():
+    _, structure, _ = toys(3)
+    assert structure.argument(2) == "args[2]"
+
+
+def test_a_tensor_alone_has_the_structure_of_a_leaf(monkeypatch):
+    monkeypatch.setattr(trees.optree, "tree_flatten", None)
+    x = toy.array(1.0)
+    tensors, structure = trees.separate(x, classifier(polybridge.get_backend("toy")), None)
+    assert tensors == [x] and structure.rebuild([x]) is x and structure.result(0) == "result"
+
+
+def test_the_second_call_on_tensors_walks_no_tree(monkeypatch):
+    source = polybridge.get_backend("toy")
+    function = _Wrapped(lambda x, y: x, Exchange(source, source), None).function()
+    x = toy.array(1.0)
+    function(x, x)
+    monkeypatch.setattr(trees, "optree", None)
+    function(x, x)
+
+
+# Trees like one that is known.
+
+
+def kind_of(leaf):
+    return Kind.TENSOR if isinstance(leaf, toy.Array) else Kind.STATIC
+
+
+def structure_of(*args, **kwargs):
+    """Return the structure of a call."""
+    return trees.separate((args, kwargs), kind_of, None)[1]
+
+
+A = toy.array(1.0)
+
+
+def test_a_tree_is_filled_with_other_values_and_none_elsewhere():
+    assert structure_of({"a": A, "b": 3}, [A], n=A).like([1, 2, 3]) == (({"a": 1, "b": None}, [2]), {"n": 3})
+
+
+def test_a_like_tree_gives_its_values_back():
+    assert structure_of({"a": A, "b": 3}, [A], n=A).unlike((({"b": 0, "a": 1}, [2]), {"n": 3})) == [1, 2, 3]
+
+
+def test_none_stands_for_none_in_every_leaf():
+    structure = structure_of({"a": A, "b": [A, A]}, A, n=A)
+    assert structure.unlike((({"a": 1, "b": None}, 2), None)) == [1, None, None, 2, None]
+
+
+@pytest.mark.parametrize("tree", [(([1],), {}), (((1,), 2), {}), ({"a": 1}, {}), (({"a": 1, "b": 2},), {})])
+def test_an_unlike_tree_is_refused(tree):
+    with pytest.raises(ValueError):
+        structure_of({"a": A}).unlike(tree)
+
+
+def test_the_arity_counts_positional_arguments_and_looks_for_tensors_in_the_others():
+    assert structure_of([A, A], 3, n=4).arity() == (2, False)
+    assert structure_of(A, n=[4, A]).arity() == (1, True)
+    assert structure_of().arity() == (0, False)
+
+
+def test_a_bare_tensor_is_told_from_a_tree():
+    found = [trees.separate(tree, kind_of, None)[1].is_tensor for tree in (A, [A], 3, None)]
+    assert found == [True, False, False, False]

@@ -31,4 +31,6 @@ MODES = (
     Mode("torch", "tensorflow", "eager", "tensorflow_eager"),
     Mode("torch", "tensorflow", "`tf.function`", "tensorflow_function"),
     Mode("torch", "tensorflow", "TF1 graph", "tensorflow_session"),
+    Mode("tensorflow", "numpy", "arrays", "numpy_from_tensorflow"),
+    Mode("torch", "numpy", "arrays", "numpy_from_torch"),
 )

@@ -67,6 +67,23 @@ def tensorflow_session() -> Numbers:
         return session.run((y, first, second), {x: X})
 
 
+def numpy_from_tensorflow() -> Numbers:
+    import tensorflow as tf
+
+    return _in_numpy(_cubic_tf, tf.reduce_sum, "tf")
+
+
+def numpy_from_torch() -> Numbers:
+    import torch
+
+    return _in_numpy(_cubic_torch, torch.sum, "torch")
+
+
+def _in_numpy(fn: Any, sum_: Any, src: str) -> Numbers:
+    summed = polybridge.wrap(lambda x: sum_(fn(x)), src=src, dst="numpy")
+    return polybridge.wrap(fn, src=src, dst="numpy")(X), summed.grad(X), summed.hessian(X).diagonal()
+
+
 def _in_torch(fn: Any) -> Numbers:
     import torch
 

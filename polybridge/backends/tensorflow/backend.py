@@ -70,6 +70,8 @@ class TensorFlowBackend(Backend):
 
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on a capsule's memory."""
+        if _private.executing_eagerly():
+            return convert.from_dlpack(capsule)
         with source.eagerly():
             return convert.from_dlpack(capsule)
 

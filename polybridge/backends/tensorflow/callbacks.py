@@ -8,6 +8,7 @@ the residual. A graph that is never differentiated has no reader, and leaks noth
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import threading
 import weakref
@@ -19,7 +20,7 @@ import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private
 from polybridge.backends.tensorflow.convert import ALIGNMENT, from_dlpack
-from polybridge.core.errors import ResidualError
+from polybridge.core.errors import CompilationError, ResidualError, remember
 from polybridge.core.relay import Relay
 
 _thread = threading.local()
@@ -40,11 +41,12 @@ Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]
 
 
 def call(
-    fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], specs: Sequence[Any], gradient: Gradient
+    name: str, fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], specs: Sequence[Any], gradient: Gradient
 ) -> list[Any]:
     """Add a call of `fn` to the graph being built.
 
     Args:
+        name: how messages name the call.
         fn: takes eager tensors and returns one per spec.
         inputs: graph tensors.
         specs: `tf.TensorSpec` of the results; their shapes are set, and are the caller's promise.
@@ -60,13 +62,17 @@ def call(
             _thread.depth = depth
 
     def of_operation(op: Any, *cts: Any) -> Sequence[Any]:
+        if op is None:  # `tf.saved_model.save` asks for a gradient that needs no operation
+            error = CompilationError.in_saved_model(name)
+            remember(error)  # TensorFlow raises a ValueError of its own
+            raise error
         return gradient(op.inputs, op.outputs, cts)
 
     # Two ways lead to the gradient. `tf.gradients`, control flow and `tf.vectorized_map` read the operation's
     # attribute; tapes and forward accumulators read what is recorded, and shall see one operation.
-    name = f"Polybridge{next(_numbers)}"
-    tf.RegisterGradient(name)(of_operation)
-    override = tf.compat.v1.get_default_graph().gradient_override_map({"EagerPyFunc": name})
+    registered = f"Polybridge{next(_numbers)}"
+    tf.RegisterGradient(registered)(_private.not_for_autograph(of_operation))
+    override = tf.compat.v1.get_default_graph().gradient_override_map({"EagerPyFunc": registered})
     with _private.stop_recording(), override:
         results = _private.py_function(entered, inputs, [spec.dtype for spec in specs])
     for result, spec in zip(results, specs, strict=True):
@@ -106,7 +112,7 @@ def keep(back: Relay) -> tf.Tensor:
     """Return a token for a residual, which is dropped when TensorFlow drops the token."""
     number = next(_numbers)
     buffer = np.zeros(1 + 2 * ALIGNMENT // 8, dtype=np.int64).view(_Buffer)
-    start = -buffer.__array_interface__["data"][0] % ALIGNMENT // 8
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(buffer.data)) % ALIGNMENT // 8
     token = buffer[start : start + 1]
     token[0] = number
     _residuals[number] = back, weakref.ref(buffer, lambda _: _residuals.pop(number, None))
@@ -119,7 +125,8 @@ def kept(token: tf.Tensor) -> Relay:
     if back is None:
         raise ResidualError(
             "A gradient was asked for of a wrapped function whose forward is gone: the graph copied polybridge's token "
-            "instead of passing it on. Compute the gradient in the loop or function that has the call."
+            "instead of passing it on. Compute the gradient in the loop or function that has the call; inside "
+            "`tf.vectorized_map`, use `tf.map_fn` instead."
         )
     return back
 

@@ -10,10 +10,13 @@ import tensorflow as tf
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
 
+EagerTensor = tf.__internal__.EagerTensor  # not `type(tf.constant(0))`, which would start the runtime
 ALIGNMENT = 64  # bytes; Eigen's EIGEN_MAX_ALIGN_BYTES in TensorFlow's builds: a CHECK aborts on less
 
 from_dlpack = tf.experimental.dlpack.from_dlpack
 to_dlpack = tf.experimental.dlpack.to_dlpack
+
+_NAMES: dict[tf.DType, str] = {tf.as_dtype(name): name for name in SUPPORTED}
 
 
 def is_tensor(value: Any) -> bool:
@@ -42,6 +45,9 @@ def dtype_name(tensor: Any) -> str:
         UnsupportedTensorError: strings, resources, variants, float8 and quantised dtypes.
     """
     dtype = tensor.dtype
+    known = _NAMES.get(dtype)
+    if known is not None:
+        return known
     if not isinstance(dtype, tf.DType):  # Keras variables have strings
         dtype = tf.as_dtype(dtype)
     name: str = dtype.base_dtype.name  # a reference variable of TensorFlow 1 has a dtype of its own
@@ -66,12 +72,13 @@ def dense(tensor: Any) -> tf.Tensor:
         UnsupportedTensorError: as `dtype_name`.
     """
     dtype_name(tensor)
-    return tensor if isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor)
+    return tensor if type(tensor) is EagerTensor or isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor)
 
 
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
-    """Return the values."""
-    return np.asarray(dense(tensor).numpy())
+    """Return a read-only view of the values; a copy of a single number, of which TensorFlow shows no view."""
+    tensor = dense(tensor)
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> tf.Tensor:

@@ -73,7 +73,7 @@ def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
 def _pulled_in_graph(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
     """Pull symbolic cotangents back through an evaluation that was eager."""
     plan = Abstract([], (True,) * len(cts), None, None)
-    pull = _Pull(lambda _: back, as_caller(back.exchange.source), plan, ())
+    pull = _Pull(back.call, lambda _: back, as_caller(back.exchange.source), plan, ())
     return pull(tf.constant([0], tf.int64), primals, cts)
 
 
@@ -89,28 +89,33 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstr
     if plan is None:
         plan = plans[specs, followed] = relay.abstract(specs, wanted)
     promised = list(map(_tf_spec, plan.specs))
+    exact = [(spec.shape, tf.as_dtype(spec.dtype)) for spec in plan.specs]
     caller = as_caller(relay.exchange.source)
 
     def evaluate(*values: Tensor) -> list[Tensor]:
         look = followed and not relay.told  # one differentiated run, to see whether it holds weights
         outcome = relay.vjp(values, ())[0] if look else relay(values)
-        return _checked(outcome, plan, relay.call)
+        return checked(outcome)
 
     def differentiate(*values: Tensor) -> list[Tensor]:
         outcome, back = relay.vjp(values, wanted)
-        return [*_checked(outcome, plan, relay.call), callbacks.keep(back)]
+        return [*checked(outcome), callbacks.keep(back)]
+
+    def checked(outcome: Outcome) -> list[Tensor]:
+        found = [(_private.shape_of(y), y.dtype) for y in outcome.leaves if y is not None]
+        return outcome.leaves if found == exact else _admitted(outcome, plan, relay.call)
 
     def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         *outputs, token = results
         taken = [ct for ct, is_output in zip(_filled(cts[:-1], outputs), plan.differentiable, strict=True) if is_output]
-        pull = _Pull(callbacks.kept, caller, plan, ())
+        pull = _Pull(relay.call, callbacks.kept, caller, plan, ())
         return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
 
     if wanted and any(plan.differentiable) and followed:
         token = tf.TensorSpec([1], tf.int64)
-        *leaves, _ = callbacks.call(partial(caller, differentiate), xs, [*promised, token], gradient)
+        *leaves, _ = callbacks.call(relay.call, partial(caller, differentiate), xs, [*promised, token], gradient)
     else:
-        leaves = callbacks.call(partial(caller, evaluate), xs, promised, callbacks.without_gradient)
+        leaves = callbacks.call(relay.call, partial(caller, evaluate), xs, promised, callbacks.without_gradient)
     return Outcome(leaves, plan.structure, plan.differentiable)
 
 
@@ -122,12 +127,14 @@ class _Pull:
     pulls its own cotangents back; so a derivative that nobody asks for costs nothing in the lower orders.
 
     Args:
+        call: how messages name the function.
         residual: from the token to the pullback relay of first order.
         caller: runs a function as the thread that traced the call would.
         plan: of what is pulled back.
         history: how many cotangents each earlier order took; they are the last of the primals.
     """
 
+    call: str
     residual: Callable[[Tensor], Relay]
     caller: Callable[..., Any]
     plan: Abstract
@@ -153,7 +160,7 @@ class _Pull:
             return [None, *pull(token, values, _filled(next_cts, results))]
 
         promised = [_tf_spec(specs[i]) for i in connected]
-        results = callbacks.call(partial(self.caller, evaluate), [token, *primals, *cts], promised, gradient)
+        results = callbacks.call(self.call, partial(self.caller, evaluate), [token, *primals, *cts], promised, gradient)
         return spread(results, connected, count)
 
     def _evaluate(self, token: Tensor, cts: Sequence[Tensor], primals: int) -> Sequence[Tensor | None]:
@@ -165,15 +172,13 @@ class _Pull:
         return back(cts[start:]).leaves
 
 
-def _checked(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
-    """Return the leaves of an outcome if they are what the plan promised.
+def _admitted(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
+    """Return the leaves of an outcome if the plan's promise has room for them.
 
     Raises:
         PromisedShapeError: they are not; TensorFlow itself would not notice.
     """
     found = [convert.spec(y) for y in outcome.leaves]
-    if found == plan.specs:
-        return outcome.leaves
     if len(found) != len(plan.specs):
         raise PromisedShapeError.differs(call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")
     for i, (spec, promised) in enumerate(zip(found, plan.specs, strict=True)):

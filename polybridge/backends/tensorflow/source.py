@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks
+from polybridge.backends.tensorflow.convert import EagerTensor
 from polybridge.core.backend import Pullback
 from polybridge.core.closures import reachable
 
 Tensor = Any
-EagerTensor = tf.__internal__.EagerTensor  # not `type(tf.constant(0))`, which would start the runtime
 
 
 def run(fn: Callable[[], Any]) -> Any:

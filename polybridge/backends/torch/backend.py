@@ -76,6 +76,10 @@ class TorchBackend(Backend):
         tensor: Tensor = convert.from_dlpack(capsule)
         return tensor
 
+    def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:
+        """Return a tensor on an array's memory."""
+        return convert.adopt(array)
+
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a differentiable copy."""
         return convert.copy(tensor)

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame  # private, see `decorate` (torch 2.13)
-from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private, as in source.py
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # private: what tracers record with (torch 2.13)
 from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
 
 from polybridge.backends.torch import convert, symbolic
@@ -27,8 +28,7 @@ from polybridge.core.relay import FunctionRelay
 
 Tensor = torch.Tensor
 
-TRACED = frozenset({FakeTensor, FunctionalTensor})
-"""The types that a tensor has while a graph is traced."""
+_TRACED = frozenset({FakeTensor, FunctionalTensor})  # the types of tensors while a graph is traced
 with torch._C._AutoDispatchBelowAutograd():
     _AUTOGRAD = torch._C._dispatch_tls_local_exclude_set()
 _AUTOGRAD -= torch._C._dispatch_tls_local_exclude_set()  # private: nothing public shows them (torch 2.13)
@@ -115,12 +115,32 @@ class _Entry:
     def wanted(self, xs: Sequence[Tensor]) -> list[int]:
         """Return the positions of the inputs that want a gradient and, as far as the plan can tell, have one."""
         candidates = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
-        connected = self.plan(xs).connected if not TRACED.isdisjoint(map(type, xs)) else None
+        connected = self.plan(xs).connected if is_traced(xs) else None
         return [
             i
             for i, c in zip(candidates, connected or (True,) * len(candidates), strict=True)
             if c and xs[i].requires_grad
         ]
+
+
+def is_traced(xs: Sequence[Tensor]) -> bool:
+    """Whether a graph is being traced through these tensors."""
+    if not _TRACED.isdisjoint(map(type, xs)):
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and get_proxy_mode() is not None
+
+
+def is_tracing(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
+    """Whether somebody makes a graph, as opposed to tensors that are fake for their specs alone.
+
+    Args:
+        mode: under which this thread runs on fake tensors.
+        xs: the inputs of a call.
+    """
+    if get_proxy_mode() is not None or any(type(x) is FunctionalTensor for x in xs):
+        return True
+    modes = (mode, *(x.fake_mode for x in xs if type(x) is FakeTensor))
+    return torch.compiler.is_compiling() and all(m is None or m.shape_env is not None for m in modes)
 
 
 def name_of(relay: FunctionRelay | BatchedRelay) -> str:
@@ -150,7 +170,7 @@ def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Seque
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
     """Pull cotangents back, in a trace or not; see `core.orders`."""
-    if type(token) in TRACED:
+    if is_traced((token, *values)):
         return torch.ops.polybridge.pull.default(token, list(values), list(counts))
     return _pull(token, values, counts)
 

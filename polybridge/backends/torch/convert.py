@@ -63,7 +63,10 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """
     dtype_name(tensor)
     if type(tensor) is FakeTensor:
-        raise UnsupportedTensorError("a fake tensor, which has no values")
+        raise UnsupportedTensorError(
+            "a fake tensor, which has no values; the function has kept it from a run that traced it into a graph (with "
+            "`output_specs=` given to `polybridge.wrap`, tracing does not run the function)"
+        )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
@@ -85,10 +88,12 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return a tensor with a copy of the values, row-major and in native byte order."""
-    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return _of(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def adopt(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+    """Return a tensor on the array's memory, if that is row-major, aligned, writable and in native byte order."""
+    return _of(array) if array.flags.carray and array.dtype.isnative else None
 
 
 def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,6 +110,12 @@ def owns(tensor: torch.Tensor) -> bool:
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two dense tensors of one dtype and shape have the same bytes (NaN equals itself, 0.0 is not -0.0)."""
     return torch.equal(_bytes(a), _bytes(b))
+
+
+def _of(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

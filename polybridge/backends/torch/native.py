@@ -9,12 +9,14 @@ import torch
 import torch.utils.checkpoint
 from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily  # private, as in source.py
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
 
 from polybridge.backends.torch import compiled, convert, transforms
+from polybridge.backends.torch.source import fake_mode
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
+from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -24,11 +26,14 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
     def native(*xs: Tensor) -> Outcome:
-        if not (xs and compiled.TRACED.isdisjoint(map(type, xs))):
-            if torch.compiler.is_compiling() and not _is_ours(xs):
-                return traced(relay, xs)
-            if xs:
-                return _abstract(relay, xs)
+        mode = fake_mode()
+        if mode is not None or not xs or compiled.is_traced(xs):
+            is_transformed = transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs))
+            if compiled.is_tracing(mode, xs):
+                return transforms.crossing(relay, xs) if is_transformed else traced(relay, xs)
+            mode = mode or next((x.fake_mode for x in xs if type(x) is FakeTensor), None)
+            if mode is not None:
+                return _abstract(relay, xs, mode)
         if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
             return transforms.crossing(relay, xs)
         grad = torch.is_grad_enabled()
@@ -131,23 +136,26 @@ def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | N
     ]
 
 
-def _is_ours(xs: Sequence[Tensor]) -> bool:
-    """Whether these are placeholders of `source.placeholders`, whose sizes are numbers."""
-    return any(type(x) is FakeTensor and x.fake_mode.shape_env is None for x in xs)
-
-
-def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None]) -> Outcome:
+def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:
     """Evaluate at fake tensors: the results have the right specs, and depend on what they depend on."""
     tensors = [x for x in xs if x is not None]
     with unset_fake_temporarily():
         specs = [convert.spec(x) for x in tensors]
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
-        connected = plan.connected or (True,) * len(wanted)
-    fake = next(x for x in tensors if type(x) is FakeTensor)
-    with fake.fake_mode:
-        leaves = _fakes(plan, [tensors[i] for i, c in zip(wanted, connected, strict=True) if c])
+        connected = _connected(plan, len(wanted))
+    with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
+        influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
+        leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])
     return Outcome(leaves, plan.structure, plan.differentiable)
+
+
+def _connected(plan: Abstract, count: int) -> tuple[bool, ...]:
+    """Return which inputs influence the results; where there is no derivative that could tell, all."""
+    try:
+        return plan.connected or (True,) * count
+    except NotDifferentiableError:  # for whoever runs the backward, if anybody does
+        return (True,) * count
 
 
 def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:

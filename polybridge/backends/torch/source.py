@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor  # private, as in native.py
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
 from torch.autograd.graph import (
     GradientEdge,
     Node,
-    _engine_run_backward,  # private: what `torch.autograd.grad` calls
     get_gradient_edge,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTensorMode
 from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
@@ -24,6 +25,8 @@ from polybridge.core.closures import reachable
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
+
+_run_backward = torch.autograd.Variable._execution_engine.run_backward  # private: what `torch.autograd.grad` calls
 
 
 def run(fn: Callable[[], Any]) -> Any:
@@ -102,7 +105,7 @@ class GraphPullback(Pullback):
         edges, grads = zip(*pairs, strict=True)
         # `torch.autograd.grad` without its checks of user input, which take as long as a small function's backward.
         found = iter(
-            _engine_run_backward(
+            _run_backward(
                 edges, grads, True, create_graph, tuple(inputs), allow_unreachable=True, accumulate_grad=False
             )
         )
@@ -112,12 +115,20 @@ class GraphPullback(Pullback):
 def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
     """Return fake tensors, which have shapes and dtypes and run every operation without computing."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode)
     entering = threading.RLock()  # a mode keeps count of its entries on itself, and two threads may trace one plan
 
     @contextlib.contextmanager
     def running() -> Iterator[None]:
         grad = torch.is_grad_enabled()  # which leaving inference mode switches on
-        with entering, torch.inference_mode(False), torch.set_grad_enabled(grad), mode, _Untouched(mode):
+        with (
+            entering,
+            torch.inference_mode(False),
+            torch.set_grad_enabled(grad),
+            mode,
+            _Untouched(fakes),
+            _StandIns(fakes),
+        ):
             yield
 
     with torch.inference_mode(False), mode:
@@ -126,30 +137,80 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
         ], running
 
 
+class _Fakes:
+    """The fakes of one trace: one for each real tensor, and for a view of it a view of that."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._alive: dict[int, Tensor] = {}  # by identity; torch's own memory of them is weak
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor):
+            return tensor
+        fake = self.mode.from_tensor(tensor)
+        self._alive[id(fake)] = fake
+        return fake
+
+
 class _Untouched(TorchDispatchMode):
     """Lets writes to real tensors, such as a module's statistics, happen to fakes of them: nothing is to change."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, fakes: _Fakes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._mode = mode
+        self._fakes = fakes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            args, kwargs = tree_map_only(torch.Tensor, self._fake, (args, kwargs))
-        return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # `_StandIns` is for the user's code, not for torch's conversions
+            if func._schema.is_mutable:
+                args, kwargs = tree_map_only(Tensor, self._fakes, (args, kwargs))
+            return func(*args, **kwargs)
 
-    def _fake(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor)
+
+class _StandIns(TorchFunctionMode):
+    """Puts fakes in the place of real tensors that the function reaches, before autograd records what it does to them.
+
+    A real tensor that is written to stays as it was, history included; its fake shows the write to the rest of the run.
+    """
+
+    def __init__(self, fakes: _Fakes) -> None:
+        super().__init__()
+        self._fakes = fakes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS or fake_mode() is not self._fakes.mode:  # another trace's code, or code on real tensors
+            return func(*args, **kwargs)
+        reals: dict[int, Tensor] = {}
+
+        def fake(tensor: Tensor) -> Tensor:
+            found = self._fakes(tensor)
+            reals[id(found)] = tensor
+            return found
+
+        args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
+        result = func(*args, **kwargs)
+        return reals.get(id(result), result)  # `module.count += 1` assigns the real tensor again
+
+
+# What reads values has them of a real tensor only.
+_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
+
+
+def fake_mode() -> FakeTensorMode | None:
+    """Return the mode under which this thread runs on fake tensors; private: torch has no public way (2.13)."""
+    mode: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode
 
 
 def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
     grad, autocast, device = torch.is_grad_enabled(), _autocast(), torch.get_default_device()
+    is_plain = device.type == "cpu" and not any(autocast)
 
     def entered() -> contextlib.AbstractContextManager[Any]:
-        if device.type == "cpu" and _autocast() == autocast:
-            return torch.set_grad_enabled(grad)
+        if is_plain and not torch._C._is_any_autocast_enabled():  # private: the public one asks for one kind of device
+            return _PLAIN if torch.is_grad_enabled() == grad else torch.set_grad_enabled(grad)
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(device)
@@ -161,6 +222,7 @@ def state() -> Context:
 
 
 _AUTOCAST = ("cpu", "cuda")
+_PLAIN = contextlib.nullcontext()
 
 
 def _autocast() -> list[torch.dtype | None]:
@@ -169,7 +231,9 @@ def _autocast() -> list[torch.dtype | None]:
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
-    return _recording_outside_inference_mode() if torch.is_inference_mode_enabled() else torch.enable_grad()
+    if torch.is_inference_mode_enabled():
+        return _recording_outside_inference_mode()
+    return _PLAIN if torch.is_grad_enabled() else torch.enable_grad()
 
 
 @contextlib.contextmanager

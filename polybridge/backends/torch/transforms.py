@@ -62,7 +62,7 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def forward(run: _Run, *xs: Tensor) -> tuple[Tensor | None, ...]:
-        if not compiled.TRACED.isdisjoint(map(type, xs)):
+        if compiled.is_traced(xs):
             plan = compiled.abstract(run.relay, xs)
             run.outcome = Outcome([], plan.structure, plan.differentiable)
             return tuple(compiled.vjp(run.relay, xs, run.wanted))

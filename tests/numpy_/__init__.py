@@ -1,0 +1,1 @@
+"""Asks for NumPy in both roles, and for derivatives that the caller of `wrap` gives, over every framework."""

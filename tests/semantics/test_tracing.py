@@ -1,0 +1,192 @@
+"""Asks that tracing a torch function into a graph leaves what the function reaches as it was."""
+
+import pytest
+import tensorflow as tf
+import torch
+
+import polybridge
+from tests.semantics.calls import to_tf, with_gradient
+
+X = tf.constant([1.0, 2.0, 3.0])
+
+
+class Counting(torch.nn.Module):
+    """Counts in a buffer, and scales by the count."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        """Return `x * count`."""
+        self.count += 1
+        return x * self.count
+
+
+def write_to_tensor(state, x):
+    state.add_(x)
+    return state * x
+
+
+def write_to_view(state, x):
+    state[:2].mul_(x[:2])
+    return state * x
+
+
+def write_by_index(state, x):
+    state[1] = x[1]
+    return state * x
+
+
+def write_to_list(state, x):
+    states = [state]
+    torch._foreach_add_(states, [x])
+    return torch.stack(states).sum() * x
+
+
+def write_by_out(state, x):
+    return torch.mul(x.detach(), 2, out=state) * x
+
+
+def require_a_gradient(state, x):
+    state.requires_grad_()
+    return state * x
+
+
+def rebind_the_data(state, x):
+    state.data = torch.ones(3)
+    return state * x
+
+
+WRITES = [
+    write_to_tensor,
+    write_to_view,
+    write_by_index,
+    write_to_list,
+    write_by_out,
+    require_a_gradient,
+    rebind_the_data,
+]
+
+
+def trace(fn):
+    """Trace the gradient of a torch function, without running the graph."""
+    wrapped = to_tf(fn)
+    tf.function(lambda x: with_gradient(wrapped, x)).get_concrete_function(tf.TensorSpec([3]))
+
+
+def look(tensor):
+    """Return all that a write could change."""
+    return tensor.tolist(), tensor._version, tensor.requires_grad, tensor.grad_fn, tensor.data_ptr(), type(tensor)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_tracing_leaves_a_tensor_as_it_was(write):
+    state = torch.zeros(3)
+    before = look(state)
+    trace(lambda x: write(state, x))
+    assert look(state) == before
+
+
+def test_tracing_leaves_the_base_of_a_view_as_it_was():
+    base = torch.zeros(6)
+    state = base[:3]
+    before = look(base), look(state)
+    trace(lambda x: write_to_tensor(state, x))
+    assert (look(base), look(state)) == before
+
+
+def test_tracing_leaves_a_buffer_as_it_was():
+    module = Counting()
+    state = module.count
+    before = look(state)
+    trace(module)
+    assert module.count is state and look(state) == before
+
+
+def test_tracing_leaves_a_parameter_that_is_trained_inside_as_it_was():
+    weight = torch.nn.Parameter(torch.ones(3))
+    before = look(weight)
+
+    def fn(x):
+        (weight * x.detach()).sum().backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad)
+        return x * 2
+
+    trace(fn)
+    assert look(weight) == before and weight.grad is None
+
+
+def test_a_write_is_seen_by_what_is_traced_after_it():
+    """A derivative that goes through closed-over state is not taken for absent."""
+    state = torch.zeros(3)
+
+    def fn(x):
+        state.zero_()
+        state.add_(x)
+        return state.clone()
+
+    f = to_tf(fn)
+    assert tf.function(lambda x: with_gradient(f, x)[1])(X).numpy().tolist() == [1, 1, 1]
+
+
+def test_the_written_state_is_that_of_native_torch():
+    module, native = Counting(), Counting()
+    step = tf.function(lambda x: with_gradient(to_tf(module), x))
+    for _ in range(3):
+        _, g = step(X)
+        native(torch.ones(3))
+        assert g.numpy().tolist() == module.count.tolist() == native.count.tolist()
+
+
+def test_values_of_a_closed_over_tensor_can_be_read_while_tracing():
+    scales = torch.tensor([2.0, 3.0])
+    y, g = tf.function(lambda x: with_gradient(to_tf(lambda x: x * scales.tolist()[1]), x))(X)
+    assert y.numpy().tolist() == [3, 6, 9] and g.numpy().tolist() == [3, 3, 3]
+
+
+def test_a_nested_call_on_a_closed_over_tensor_can_be_traced():
+    state = torch.tensor([2.0, 3.0, 4.0])
+    square = polybridge.wrap(tf.square, src="tf", dst="torch")
+    y, g = tf.function(lambda x: with_gradient(to_tf(lambda x: square(state) * x), x))(X)
+    assert y.numpy().tolist() == [4, 18, 48] and g.numpy().tolist() == [4, 9, 16]
+
+
+def test_a_compiled_function_that_reads_a_closed_over_tensor_can_be_traced():
+    state = torch.tensor([2.0, 3.0, 4.0])
+    compiled = torch.compile(lambda x: x * state, backend="eager")
+    _, g = tf.function(lambda x: with_gradient(to_tf(lambda x: compiled(x) * 2), x))(X)
+    assert g.numpy().tolist() == [4, 6, 8]
+
+
+# State that is bound anew while tracing holds a fake tensor afterwards: nobody can prevent it, and the error says so.
+
+
+class Averaging(torch.nn.Module):
+    """Binds its average anew at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = torch.zeros(3)
+
+    def forward(self, x):
+        """Return `x` times the average of what came before."""
+        self.average = (self.average + x.detach()) / 2
+        return x * self.average
+
+
+def test_a_fake_tensor_that_was_kept_from_a_trace_is_an_error_with_the_way_out():
+    f = to_tf(Averaging())
+    tf.function(f).get_concrete_function(tf.TensorSpec([3]))
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"Averaging.*result.*traced.*output_specs="):
+        f(X)
+
+
+def test_state_that_is_bound_anew_works_with_output_specs():
+    module, native = Averaging(), Averaging()
+    f = tf.function(to_tf(module, output_specs=polybridge.TensorSpec((3,), "float32")))
+    for _ in range(2):
+        y = f(X)
+        expected = native(torch.tensor(X.numpy()))
+    assert y.numpy().tolist() == expected.tolist()
