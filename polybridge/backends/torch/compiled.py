@@ -253,3 +253,4 @@ for _signature, _run, _promised in (
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"polybridge::{_name}", _promised, lib=_library)
 _library.impl("call", _followed, "Autograd")
+torch.fx.has_side_effect(torch.ops.polybridge.vjp.default)  # it keeps a residual: not to be run ahead and copied
