@@ -7,16 +7,17 @@ residual, and in the backward `pull`. Functions cross by name, since graphs hold
 from __future__ import annotations
 
 import functools
+import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame  # private, see `decorate` (torch 2.13)
-from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private, as in source.py
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # private: what tracers record with (torch 2.13)
 from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
-from torch.utils._python_dispatch import _disable_current_modes  # private: there is no public way out of a trace
 
 from polybridge.backends.torch import convert, symbolic
 from polybridge.core import orders, residuals
@@ -27,10 +28,13 @@ from polybridge.core.relay import FunctionRelay
 
 Tensor = torch.Tensor
 
-TRACED = frozenset({FakeTensor, FunctionalTensor})
-"""The types that a tensor has while a graph is traced."""
+_TRACED = frozenset({FakeTensor, FunctionalTensor})  # the types of tensors while a graph is traced
+with torch._C._AutoDispatchBelowAutograd():
+    _AUTOGRAD = torch._C._dispatch_tls_local_exclude_set()
+_AUTOGRAD -= torch._C._dispatch_tls_local_exclude_set()  # private: nothing public shows them (torch 2.13)
 _PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another function under the same name
 _entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
+_places = itertools.count()  # of calls in graphs: torch merges operations with equal arguments, which may be random
 _names: dict[int, str] = {}  # by the id of a relay
 
 
@@ -43,14 +47,16 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            mark()
-            return opaque[0](*args, **kwargs)
+        if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling():
+                mark()
+                return opaque[0](*args, **kwargs)
+            return function(*_numbers(args), **_numbers(kwargs))
         return function(*args, **kwargs)
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        return _pytree.tree_map_only(_is_static, _Static, function(*args, **kwargs))
+        return _pytree.tree_map_only(_is_static, _Static, function(*_numbers(args), **_numbers(kwargs)))
 
     def mark() -> None:
         if not opaque:
@@ -59,12 +65,20 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             opaque.append(torch._dynamo.nonstrict_trace(traced))
 
     mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
-    del called.__wrapped__  # type: ignore[attr-defined]
+    del called.__wrapped__
     eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
     return called
 
 
 _NEVER = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def _numbers(tree: Any) -> Any:
+    """Return the tree with numbers for symbols: a graph is for one value of what is no tensor."""
+    return _pytree.tree_map_only(tuple(_NUMBERS), lambda symbol: _NUMBERS[type(symbol)](symbol), tree)
+
+
+_NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 class _Static:
@@ -82,7 +96,7 @@ def _value(_: Any, value: Any) -> Any:
     return value
 
 
-_pytree.register_pytree_node(_Static, lambda static: ((), static.value), _value)
+_pytree.register_pytree_node(_Static, lambda static: ([], static.value), _value)
 
 
 class _Entry:
@@ -95,9 +109,38 @@ class _Entry:
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
         key = tuple((convert.dtype_name(x), *map(str, x.shape)) for x in xs)
         if key not in self.plans:
-            with _disable_current_modes():
-                self.plans[key] = symbolic.plan(self.relay, xs)
+            self.plans[key] = symbolic.plan(self.relay, xs)
         return self.plans[key]
+
+    def wanted(self, xs: Sequence[Tensor]) -> list[int]:
+        """Return the positions of the inputs that want a gradient and, as far as the plan can tell, have one."""
+        candidates = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+        connected = self.plan(xs).connected if is_traced(xs) else None
+        return [
+            i
+            for i, c in zip(candidates, connected or (True,) * len(candidates), strict=True)
+            if c and xs[i].requires_grad
+        ]
+
+
+def is_traced(xs: Sequence[Tensor]) -> bool:
+    """Whether a graph is being traced through these tensors."""
+    if not _TRACED.isdisjoint(map(type, xs)):
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and get_proxy_mode() is not None
+
+
+def is_tracing(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
+    """Whether somebody makes a graph, as opposed to tensors that are fake for their specs alone.
+
+    Args:
+        mode: under which this thread runs on fake tensors.
+        xs: the inputs of a call.
+    """
+    if get_proxy_mode() is not None or any(type(x) is FunctionalTensor for x in xs):
+        return True
+    modes = (mode, *(x.fake_mode for x in xs if type(x) is FakeTensor))
+    return torch.compiler.is_compiling() and all(m is None or m.shape_env is not None for m in modes)
 
 
 def name_of(relay: FunctionRelay | BatchedRelay) -> str:
@@ -117,17 +160,17 @@ def abstract(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Abstr
 
 def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
     """Evaluate a relay in a trace; autograd follows."""
-    return torch.ops.polybridge.call.default(name_of(relay), list(xs))
+    return torch.ops.polybridge.call.default(name_of(relay), list(xs), next(_places))
 
 
 def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Evaluate a relay in a trace, and return the token of its residual after the results."""
-    return torch.ops.polybridge.vjp.default(name_of(relay), list(xs), list(wanted))
+    return torch.ops.polybridge.vjp.default(name_of(relay), list(xs), list(wanted), next(_places))
 
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
     """Pull cotangents back, in a trace or not; see `core.orders`."""
-    if type(token) in TRACED:
+    if is_traced((token, *values)):
         return torch.ops.polybridge.pull.default(token, list(values), list(counts))
     return _pull(token, values, counts)
 
@@ -142,12 +185,12 @@ def _entry(function: str) -> _Entry:
     return entry
 
 
-def _call(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+def _call(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
     with _as_called():
         return _unshared(_entry(function).relay(xs).leaves, xs)
 
 
-def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], place: int) -> list[Tensor]:
     with _as_called(), torch.enable_grad():
         outcome, back = _entry(function).relay.vjp(xs, wanted)
         return [*_unshared(outcome.leaves, xs), torch.from_numpy(residuals.keep(back))]
@@ -155,7 +198,7 @@ def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Ten
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    cts = [values[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    cts = [values[a:b] for a, b in itertools.pairwise(ends)]
     with _as_called(), torch.enable_grad():
         found = orders.pull(residuals.kept(int(token[0])), values[: ends[0]], cts)
     return [torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False)]
@@ -169,44 +212,45 @@ def _unshared(leaves: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
 
 def _as_called() -> Any:
     """Let autograd record again, which is off inside of an operation: the foreign function may call torch again."""
-    return torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView)
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD)
 
 
 # What they promise while a graph is traced.
 
 
-def _promised_call(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+def _promised_call(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
     return _entry(function).plan(xs).empty(xs)
 
 
-def _promised_vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
-    return [*_promised_call(function, xs), torch.empty(1, dtype=torch.int64)]
+def _promised_vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], place: int) -> list[Tensor]:
+    return [*_promised_call(function, xs, place), torch.empty(1, dtype=torch.int64)]
 
 
 def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     return [torch.empty_like(v, memory_format=torch.contiguous_format) for v in values[: len(values) - counts[-1]]]
 
 
-def _followed(function: str, xs: Sequence[Tensor]) -> list[Tensor]:
+def _followed(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
     """Call so that autograd follows."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         from polybridge.backends.torch import transforms  # which imports this module
 
-        return transforms.followed(_entry(function).relay, xs)
+        entry = _entry(function)
+        return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.polybridge.call.default(function, xs)
+        return torch.ops.polybridge.call.default(function, xs, place)
 
 
 _library = torch.library.Library("polybridge", "DEF")
-# Two runs of a random function are two, so none may be merged or repeated.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
 for _signature, _run, _promised in (
-    ("call(str function, Tensor[] xs) -> Tensor[]", _call, _promised_call),
-    ("vjp(str function, Tensor[] xs, int[] wanted) -> Tensor[]", _vjp, _promised_vjp),
+    ("call(str function, Tensor[] xs, int place) -> Tensor[]", _call, _promised_call),
+    ("vjp(str function, Tensor[] xs, int[] wanted, int place) -> Tensor[]", _vjp, _promised_vjp),
     ("pull(Tensor token, Tensor[] values, int[] counts) -> Tensor[]", _pull, _promised_pull),
 ):
-    _library.define(_signature, tags=_TAGS)
+    _library.define(_signature, tags=torch.Tag.pt2_compliant_tag)
     _name = _signature.partition("(")[0]
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"polybridge::{_name}", _promised, lib=_library)
 _library.impl("call", _followed, "Autograd")
+torch.fx.has_side_effect(torch.ops.polybridge.vjp.default)  # it keeps a residual: not to be run ahead and copied

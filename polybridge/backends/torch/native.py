@@ -27,9 +27,10 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
     def native(*xs: Tensor) -> Outcome:
         mode = fake_mode()
-        if mode is not None or not (xs and compiled.TRACED.isdisjoint(map(type, xs))):
-            if torch.compiler.is_compiling() and not _is_ours(mode, xs):
-                return traced(relay, xs)
+        if mode is not None or not xs or compiled.is_traced(xs):
+            is_transformed = transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs))
+            if compiled.is_tracing(mode, xs):
+                return transforms.crossing(relay, xs) if is_transformed else traced(relay, xs)
             mode = mode or next((x.fake_mode for x in xs if type(x) is FakeTensor), None)
             if mode is not None:
                 return _abstract(relay, xs, mode)
@@ -87,7 +88,7 @@ class _Crossing(torch.autograd.Function):
         hooks = _top_saved_tensors_default_hooks(False)
         if hooks is None:
             token = torch.empty(0)
-            token.polybridge_back = back  # type: ignore[attr-defined]
+            token.polybridge_back = back
         else:
             token = torch.from_numpy(residuals.keep(back))
             ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
@@ -133,12 +134,6 @@ def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | N
         None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)
         for column in zip(*rows, strict=True)
     ]
-
-
-def _is_ours(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
-    """Whether it is `source.placeholders` that traces, where sizes are numbers."""
-    modes = (mode, *(x.fake_mode for x in xs if type(x) is FakeTensor))
-    return any(m is not None and m.shape_env is None for m in modes)
 
 
 def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:

@@ -1,12 +1,14 @@
-"""The plan of an evaluation in a graph whose sizes are symbols, with the sizes of the results by those of the inputs."""
+"""The plan of an evaluation in a graph whose sizes are symbols: the sizes of the results by those of the inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes  # private: there is no public way out of a trace
 
 from polybridge.backends.torch import convert
 from polybridge.core.abstract import Abstract
@@ -20,7 +22,9 @@ Size = int | torch.SymInt
 Form = tuple[int, int, int] | None
 """`(place, factor, offset)` of a size that is `factor * (size of the inputs at place) + offset`; None if it is not."""
 
-_SIZES = (16, 25, 37)  # at which an unknown size is tried: even, odd, and a third that has to confirm the other two
+# The sizes at which a symbol is tried, and what is added for each further one, so that no symbol looks like a multiple
+# of another: even, odd, and a third that has to confirm the other two.
+_TRIED = ((16, 3), (25, 5), (37, 11))
 
 
 @dataclass
@@ -34,6 +38,12 @@ class Plan:
 
     abstract: Abstract
     forms: dict[tuple[int, int], Form]
+
+    @cached_property
+    def connected(self) -> tuple[bool, ...] | None:
+        """For each differentiable input whether a derivative with respect to it exists; None if nobody can tell."""
+        with _disable_current_modes():
+            return self.abstract.connected
 
     def empty(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors as they were promised, for inputs like those of the plan."""
@@ -62,6 +72,11 @@ def plan(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Plan:
     A function that does not run at the sizes that are tried gets a graph for each size that comes: torch is told that
     the symbols are numbers.
     """
+    with _disable_current_modes():
+        return _plan(relay, xs)
+
+
+def _plan(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Plan:
     wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
     expressions = [size.node.expr if isinstance(size, torch.SymInt) else size for size in _sizes(xs)]
     symbols = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
@@ -82,8 +97,8 @@ def _fitted(
     symbols: Sequence[Any],
 ) -> Plan:
     tried, found = [], []
-    for first in _SIZES:
-        point = {symbol: first + 3 * i for i, symbol in enumerate(symbols)}
+    for first, step in _TRIED:
+        point = {symbol: first + step * i for i, symbol in enumerate(symbols)}
         numbers = [e if isinstance(e, int) else int(e.xreplace(point)) for e in expressions]
         following = iter(numbers)
         specs = [TensorSpec(tuple(next(following) for _ in x.shape), convert.dtype_name(x)) for x in xs]

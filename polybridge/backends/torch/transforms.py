@@ -24,15 +24,16 @@ Tensor = torch.Tensor
 
 def crossing(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
     """Evaluate a relay at tensors that transforms have wrapped."""
-    run = _Run(relay, _differentiated_batches())
+    wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+    run = _Run(relay, wanted, _differentiated_batches())
     *leaves, _ = _Evaluation.apply(run, *xs)  # type: ignore[no-untyped-call]
     assert run.outcome is not None
     return run.outcome.with_leaves(leaves)
 
 
-def followed(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
-    """Evaluate a relay at tensors of a graph, or of its trace, of which some require gradients."""
-    *leaves, _ = _Evaluation.apply(_Run(relay, frozenset()), *xs)  # type: ignore[no-untyped-call]
+def followed(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
+    """Evaluate a relay at tensors of a graph, or of its trace, and let autograd follow the wanted ones."""
+    *leaves, _ = _Evaluation.apply(_Run(relay, wanted), *xs)  # type: ignore[no-untyped-call]
     return leaves
 
 
@@ -44,10 +45,15 @@ def is_forward_mode() -> bool:
 class _Run:
     """What goes into an evaluation, and comes out of it, beside tensors."""
 
-    __slots__ = ("differentiated", "outcome", "relay")
+    __slots__ = ("differentiated", "outcome", "relay", "wanted")
 
-    def __init__(self, relay: FunctionRelay | BatchedRelay, differentiated: frozenset[int]) -> None:
-        self.relay, self.differentiated = relay, differentiated
+    def __init__(
+        self,
+        relay: FunctionRelay | BatchedRelay,
+        wanted: Sequence[int],
+        differentiated: frozenset[int] = frozenset(),
+    ) -> None:
+        self.relay, self.wanted, self.differentiated = relay, wanted, differentiated
         self.outcome: Outcome | None = None
 
 
@@ -56,20 +62,19 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def forward(run: _Run, *xs: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
-        if not compiled.TRACED.isdisjoint(map(type, xs)):
+        if compiled.is_traced(xs):
             plan = compiled.abstract(run.relay, xs)
             run.outcome = Outcome([], plan.structure, plan.differentiable)
-            return tuple(compiled.vjp(run.relay, xs, wanted))
+            return tuple(compiled.vjp(run.relay, xs, run.wanted))
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
-            outcome, back = run.relay.vjp(xs, wanted)
+            outcome, back = run.relay.vjp(xs, run.wanted)
         run.outcome = outcome.with_leaves([])
         return (*outcome.leaves, torch.from_numpy(residuals.keep(back)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         (run, *xs), (*leaves, token) = inputs, output
-        ctx.count, ctx.wanted = len(xs), [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
+        ctx.count, ctx.wanted = len(xs), run.wanted
         ctx.differentiable = run.outcome.differentiable
         ctx.outputs = [(y.shape, y.dtype) for y, d in zip(leaves, ctx.differentiable, strict=True) if d]
         ctx.mark_non_differentiable(token, *(y for y, d in zip(leaves, ctx.differentiable, strict=True) if not d))
@@ -101,7 +106,7 @@ class _Evaluation(torch.autograd.Function):
             for i, axis in enumerate(axes):
                 if axis is None and convert.is_differentiable(inputs[i]):
                     inputs[i], axes[i] = inputs[i].expand(size, *inputs[i].shape), 0
-        inner = _Run(batched(run.relay, tuple(axes)), run.differentiated)
+        inner = _Run(batched(run.relay, tuple(axes)), run.wanted, run.differentiated)
         *leaves, token = _Evaluation.apply(inner, *inputs)  # type: ignore[no-untyped-call]
         run.outcome = inner.outcome
         return (*leaves, token.expand(size, *token.shape)), 0

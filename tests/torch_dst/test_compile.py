@@ -1,0 +1,338 @@
+"""torch.compile: one graph, values and gradients as without it, one compilation per signature."""
+
+import gc
+
+import pytest
+import tensorflow as tf
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+import polybridge
+from polybridge.core import residuals
+from tests.torch_dst.sources import TENSORFLOW, native, values, wrapped
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """The compiler's caches and counters start empty."""
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def fn(m, x):
+    """Of most tests here."""
+    return m.sin(x) * x
+
+
+def graph(f, **options):
+    """Compile without a break."""
+    return torch.compile(f, **{"fullgraph": True, "backend": "aot_eager", **options})
+
+
+def with_gradients(f, *xs):
+    """Return the value and the gradients of its sum."""
+    leaves = [x.detach().requires_grad_() if x.is_floating_point() or x.is_complex() else x for x in xs]
+    y = f(*leaves)
+    y.sum().abs().backward()
+    return y.detach(), [x.grad for x in leaves if x.requires_grad]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_value_and_gradient(source, backend, fullgraph):
+    f, g, x = wrapped(source, fn), native(fn), values(3)
+    found = with_gradients(graph(lambda x: f(x * 2).cos(), backend=backend, fullgraph=fullgraph), x)
+    torch.testing.assert_close(found, with_gradients(lambda x: g(x * 2).cos(), x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+def test_dtype(tensorflow, dtype):
+    x = values(3).to(dtype)
+    found = with_gradients(graph(wrapped(tensorflow, lambda m, x: x * m.sin(x))), x)
+    torch.testing.assert_close(found, with_gradients(lambda x: x * x.sin(), x))
+
+
+def test_there_is_no_break_without_fullgraph():
+    f = wrapped(TENSORFLOW, fn)
+    graph(lambda x: f(x).cos() + f(x.exp()), fullgraph=False)(values(3))
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_wrapped_function_itself_can_be_compiled():
+    x = values(3)
+    torch.testing.assert_close(with_gradients(graph(wrapped(TENSORFLOW, fn)), x), with_gradients(native(fn), x))
+
+
+def test_several_calls_in_a_graph(source):
+    f, g, x = wrapped(source, fn), native(fn), values(3)
+    found = with_gradients(graph(lambda x: f(f(x).cos()) + f(x)), x)
+    torch.testing.assert_close(found, with_gradients(lambda x: g(g(x).cos()) + g(x), x))
+
+
+def test_several_inputs_of_which_one_needs_no_gradient():
+    f, w = wrapped(TENSORFLOW, lambda m, w, x: m.sin(w) * x), values(3)
+    x = values(3, seed=1)
+    torch.testing.assert_close(with_gradients(graph(lambda w: f(w, x)), w), with_gradients(lambda w: w.sin() * x, w))
+
+
+def test_an_unused_input_has_no_gradient():
+    f = wrapped(TENSORFLOW, lambda m, x, y: m.sin(x))
+    x, y = values(3).requires_grad_(), values(3).requires_grad_()
+    graph(f)(x, y).sum().backward()
+    assert x.grad is not None and y.grad is None
+
+
+def test_an_integer_input():
+    f = polybridge.wrap(lambda x, i: tf.gather(x, i) ** 2, src="tf", dst="torch")
+    found = with_gradients(graph(f), values(4), torch.tensor([0, 3, 3]))
+    torch.testing.assert_close(found, with_gradients(lambda x, i: x[i] ** 2, values(4), torch.tensor([0, 3, 3])))
+
+
+def test_an_integer_result():
+    f = wrapped(TENSORFLOW, lambda m, x: (m.sin(x), m.count(x)))
+    y, count = graph(f)(values(3).requires_grad_())
+    assert y.requires_grad and count.tolist() == [3, 4] and not count.requires_grad
+
+
+def test_structures():
+    f = polybridge.wrap(
+        lambda batch, *, axis=None, scale=1.0: {"y": [scale * tf.reduce_sum(batch["x"], axis)], "note": "n", "k": axis},
+        src="tf",
+        dst="torch",
+    )
+    x = values(2, 3)
+    found = graph(lambda x: f({"x": x}, axis=1, scale=2.0))(x)
+    torch.testing.assert_close(found["y"], [2 * x.sum(1)])
+    assert (found["note"], found["k"]) == ("n", 1)
+
+
+def test_a_static_value_that_changes():
+    f = polybridge.wrap(lambda x, power, mode: x**power if mode == "up" else x, src="tf", dst="torch")
+    compiled, x = graph(lambda x, power, mode: f(x, power, mode)), values(3)
+    for power, mode in [(2, "up"), (3, "up"), (4, "up"), (2, "none")]:
+        torch.testing.assert_close(compiled(x, power, mode), x**power if mode == "up" else x)
+
+
+def test_a_call_without_tensors_is_not_frozen():
+    f = polybridge.wrap(lambda n: tf.random.uniform([n]), src="tf", dst="torch")
+    compiled = graph(lambda x: f(1000) + x)
+    x = torch.zeros(1000)
+    assert not torch.equal(compiled(x), compiled(x))
+
+
+def test_without_gradients():
+    f = graph(wrapped(TENSORFLOW, fn))
+    with torch.no_grad():
+        y = f(values(3).requires_grad_())
+    assert not y.requires_grad and not residuals._residuals
+
+
+def test_in_inference_mode():
+    f, x = graph(wrapped(TENSORFLOW, fn)), values(3)
+    with torch.inference_mode():
+        torch.testing.assert_close(f(x), native(fn)(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training(backend):
+    losses = []
+    for activation in (wrapped(TENSORFLOW, fn), native(fn)):
+        torch.manual_seed(0)
+        net = torch.nn.ModuleList([torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)]).double()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+
+        def loss(x, y, net=net, activation=activation):
+            return (net[1](activation(net[0](x))) - y).pow(2).mean()
+
+        compiled, seen = graph(loss, backend=backend), []
+        for step in range(5):
+            optimizer.zero_grad()
+            value = compiled(values(8, 3, seed=step), values(8, 1, seed=-step))
+            value.backward()
+            optimizer.step()
+            seen.append(value.item())
+        losses.append(seen)
+    assert losses[0] == pytest.approx(losses[1])
+
+
+# Shapes.
+
+SHAPES = {
+    "same": lambda m, x: m.sin(x),
+    "rows": lambda m, x: m.rows(x),
+    "one less": lambda m, x: m.sin(x)[1:],
+    "every second": lambda m, x: m.sin(x)[::2],
+    "first column": lambda m, x: m.sin(x)[:, 0],
+    "row of a matrix": lambda m, x: m.sin(x)[0],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dynamic_shapes(shape, backend):
+    counter = CompileCounterWithBackend(backend)
+    f, g = wrapped(TENSORFLOW, SHAPES[shape]), native(SHAPES[shape])
+    compiled = graph(lambda x: f(x * 2).cos(), dynamic=True, backend=counter)
+    for n in (3, 4, 7):
+        x = values(n, n + 1)
+        torch.testing.assert_close(with_gradients(compiled, x), with_gradients(lambda x: g(x * 2).cos(), x))
+    assert counter.frame_count == 1
+
+
+def test_a_marked_dimension():
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = graph(wrapped(TENSORFLOW, fn), backend=counter)
+    for n in (3, 4, 7):
+        x = values(n, 3)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), native(fn)(x))
+    assert counter.frame_count == 1
+
+
+def test_two_dimensions_that_vary_apart():
+    f = wrapped(TENSORFLOW, lambda m, x, y: (m.matmul(x, y), m.rows(y)))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = graph(f, backend=counter, dynamic=True)
+    for n, k, p in [(3, 4, 5), (6, 2, 9)]:
+        x, y = values(n, k), values(k, p)
+        torch.testing.assert_close(compiled(x, y), (x @ y, y.sum(1)))
+    assert counter.frame_count == 1
+
+
+def test_a_size_that_is_a_product():
+    f = polybridge.wrap(lambda x: tf.reshape(x, [-1]), src="tf", dst="torch")
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = graph(lambda x: f(x).sin(), backend=counter, dynamic=True)
+    for n, k in [(3, 4), (6, 2)]:
+        found = with_gradients(compiled, values(n, k))
+        torch.testing.assert_close(found, with_gradients(lambda x: x.reshape(-1).sin(), values(n, k)))
+    assert counter.frame_count == 1
+
+
+def test_a_function_that_takes_few_sizes_is_compiled_for_each():
+    f = polybridge.wrap(lambda x: tf.reshape(x, [4, -1]) * 2.0, src="tf", dst="torch")
+    compiled = graph(f)
+    for n in (4, 8, 12):
+        torch.testing.assert_close(compiled(values(n)), values(n).reshape(4, -1) * 2)
+
+
+def test_a_size_that_depends_on_values():
+    f = polybridge.wrap(
+        lambda x: tf.boolean_mask(x, x > 0),
+        src="tf",
+        dst="torch",
+        output_specs=polybridge.TensorSpec((None,), "float64"),
+    )
+    compiled = graph(lambda x: f(x).exp().sum())
+    for seed in range(3):
+        x = values(20, seed=seed)
+        torch.testing.assert_close(compiled(x), x[x > 0].exp().sum())
+
+
+# Counts.
+
+
+def test_one_compilation_per_signature():
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = graph(wrapped(TENSORFLOW, fn), backend=counter)
+    for _ in range(3):
+        compiled(values(3).requires_grad_()).sum().backward()
+    compiled(values(3).float())
+    assert counter.frame_count == 2
+
+
+def test_the_function_runs_once_per_step():
+    runs = []
+
+    def counted(m, x):
+        runs.append(1)
+        return m.sin(x)
+
+    compiled = graph(wrapped(TENSORFLOW, counted), backend="inductor")
+    for _ in range(3):
+        runs.clear()
+        compiled(values(3).requires_grad_()).sum().backward()
+    assert len(runs) == 1
+
+
+def test_the_mask_of_the_forward_is_that_of_the_backward():
+    f = polybridge.wrap(lambda x: tf.nn.dropout(x, 0.5), src="tf", dst="torch")
+    y, (g,) = with_gradients(graph(f), torch.ones(1000))
+    torch.testing.assert_close(y, g)
+    assert y.unique().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_calls_of_a_random_function_are_two(backend):
+    f = polybridge.wrap(lambda x: tf.nn.dropout(x, 0.5), src="tf", dst="torch")
+    a, b = graph(lambda x: (f(x), f(x)), backend=backend)(torch.ones(1000))
+    assert not torch.equal(a, b)
+
+
+def test_steps_leave_no_residual():
+    compiled = graph(wrapped(TENSORFLOW, fn))
+    for _ in range(20):
+        compiled(values(3).requires_grad_()).sum().backward()
+        compiled(values(3).requires_grad_())
+    gc.collect()
+    assert not residuals._residuals
+
+
+# Limits.
+
+
+def test_an_exception_of_the_function():
+    def fails(m, x):
+        if tf.reduce_any(x < 0):
+            raise KeyError("mine")
+        return x
+
+    compiled = graph(wrapped(TENSORFLOW, fails))
+    compiled(torch.ones(3))
+    with pytest.raises(KeyError, match="mine"):
+        compiled(-torch.ones(3))
+
+
+def test_a_second_derivative_is_torchs_own_error():
+    x = values(3).requires_grad_()
+    (g,) = torch.autograd.grad(graph(wrapped(TENSORFLOW, fn))(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        g.sum().backward()
+
+
+def test_an_object_as_argument_breaks_the_graph():
+    class Options:
+        scale = 3.0
+
+    f = polybridge.wrap(lambda x, options: x * options.scale, src="tf", dst="torch")
+    options, x = Options(), values(3)
+    compiled = graph(lambda x: f(x.sin(), options).cos(), fullgraph=False)
+    torch.testing.assert_close(with_gradients(compiled, x), with_gradients(lambda x: (x.sin() * 3).cos(), x))
+    assert 1 <= sum(counters["graph_break"].values()) <= 2
+
+
+def test_shared_memory_is_copied_out_of_a_graph():
+    f = polybridge.wrap(lambda x: x, src="tf", dst="torch", copy=False)
+    x = values(100)
+    assert graph(f)(x).data_ptr() != x.data_ptr()
+
+
+def test_torch_inside_of_tensorflow_inside_of_a_graph():
+    inner = polybridge.wrap(lambda x: x.sin() * x, src="torch", dst="tf")
+    f = polybridge.wrap(lambda x: inner(x * 2.0), src="tf", dst="torch")
+    found = with_gradients(graph(f), values(3))
+    torch.testing.assert_close(found, with_gradients(lambda x: (2 * x).sin() * 2 * x, values(3)))
+
+
+@pytest.mark.filterwarnings("ignore::polybridge.LoopWarning")
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jacrev", "vmap of grad"])
+def test_transforms_in_a_graph(transform):
+    from tests.torch_dst.test_transforms import COMPOSITIONS
+
+    f, x = wrapped(TENSORFLOW, fn), values(3)
+    found = graph(lambda x: COMPOSITIONS[transform](f)(x))(x)
+    torch.testing.assert_close(found, COMPOSITIONS[transform](native(fn))(x))
