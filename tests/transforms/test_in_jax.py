@@ -147,11 +147,12 @@ def test_derivatives_agree_with_differences_to_third_order_in_both_modes(staged:
 def test_a_real_function_through_complex_numbers_has_the_derivatives_of_jax(src: str) -> None:
     fft = {"torch": torch.fft.fft, "tensorflow": lambda x: tf.signal.fft(tf.cast(x, tf.complex128))}[src]
     wrapped, native = into_jax(fft, src), lambda x: jnp.fft.fft(x)
+
+    def second(f: Fn) -> Any:
+        return jax.hessian(lambda x: (jnp.abs(f(x)) ** 3).sum())(X)
+
     for f in (wrapped, jax.jit(wrapped)):
-        assert_close(
-            jax.hessian(lambda x: (jnp.abs(f(x)) ** 3).sum())(X),
-            jax.hessian(lambda x: (jnp.abs(native(x)) ** 3).sum())(X),
-        )
+        assert_close(second(f), second(native))
 
 
 # Dropout: y = mask x, of which the derivative in x is the same mask.
@@ -365,3 +366,18 @@ def test_a_forward_that_nobody_differentiates_keeps_no_residual() -> None:
 def test_weights_that_a_module_holds_are_named_under_jit() -> None:
     with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
         jax.block_until_ready(jax.jit(into_jax(torch.nn.Linear(3, 2, dtype=torch.float64)))(X))
+
+
+def test_a_trace_does_not_change_the_state_of_a_tensorflow_function() -> None:
+    layer = tf.keras.layers.BatchNormalization(dtype="float64")
+    layer.build((None, 3))
+    wrapped = into_jax(lambda x: layer(x, training=True), "tensorflow")
+    jax.jit(wrapped).lower(BATCH)
+    np.testing.assert_array_equal(layer.moving_mean, [0.0, 0.0, 0.0])
+
+
+def test_a_tensorflow_layer_that_builds_itself_may_be_traced_first() -> None:
+    layer = tf.keras.layers.Dense(2, dtype="float64")
+    with pytest.warns(polybridge.DetachedStateWarning, match="kernel"):
+        found = jax.block_until_ready(jax.jit(into_jax(layer, "tensorflow"))(BATCH))
+    np.testing.assert_allclose(found, BATCH @ layer.kernel.numpy(), rtol=1e-12)

@@ -84,9 +84,8 @@ class TensorFlowBackend(Backend):
         return source.run(fn)
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-        """Return eager ones, also while a graph is being built around the call."""
-        with source.eagerly():
-            return super().placeholders(specs)
+        """Return tensors of a graph that is never run."""
+        return source.placeholders(specs)
 
     def started(self) -> bool:
         """Whether the eager runtime exists."""

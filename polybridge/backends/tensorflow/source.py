@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.backends.tensorflow.convert import EagerTensor
-from polybridge.core.backend import Pullback
+from polybridge.core.backend import Context, Pullback
 from polybridge.core.closures import reachable
+from polybridge.core.specs import TensorSpec
 
 Tensor = Any
 
@@ -126,6 +128,33 @@ def _dense(gradient: Any) -> Tensor | None:
     return tf.convert_to_tensor(gradient)
 
 
+def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
+    """Return tensors of a graph that is never run: variables are read and assigned in it, and stay what they are."""
+    graph = tf.__internal__.FuncGraph("polybridge_placeholders")
+    with graph.as_default():
+        tensors = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+
+    @contextlib.contextmanager
+    def running() -> Iterator[None]:
+        before, _thread.planning = getattr(_thread, "planning", False), True
+        try:
+            with graph.as_default(), tf.variable_creator_scope(_outside):
+                yield
+        finally:
+            _thread.planning = before
+
+    return tensors, running
+
+
+def _outside(create: Callable[..., Any], **options: Any) -> Any:
+    """Create a variable for good, as `tf.function` does for a layer that is built at its first call."""
+    with tf.init_scope():
+        return create(**options)
+
+
+_thread = threading.local()
+
+
 def eagerly() -> contextlib.AbstractContextManager[None]:
     """Run eagerly, also while a graph is being built around the call."""
     return _PLAIN if tf.executing_eagerly() else tf.__internal__.eager_context.eager_mode()
@@ -133,6 +162,8 @@ def eagerly() -> contextlib.AbstractContextManager[None]:
 
 def _executing() -> contextlib.AbstractContextManager[None]:
     """Run eagerly; inside a callback of a running graph every `tf.function` too."""
+    if getattr(_thread, "planning", False) and not tf.executing_eagerly():
+        return _PLAIN
     return callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
 
 
