@@ -77,6 +77,13 @@ class Relay(ABC):
             differentiable leaf of the outcome, and whose outcome has one leaf for each wanted input.
         """
 
+    def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """Return a tangent per differentiable result of the evaluation whose `back` this is, by one per wanted input.
+
+        None, instead of a list, says that the source has no forward mode of its own: see `orders.push`.
+        """
+        return None
+
 
 class FunctionRelay(Relay):
     """A program of the source."""
@@ -233,6 +240,14 @@ class PullbackRelay(Relay):
             given = [*self._dtypes, *(None if x is None else self.exchange.dest.spec(x).dtype for x in self._own(xs))]
             dtypes = [given[i] for i in wanted]
         return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, dtypes)
+
+    def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """Push forward by the pullback's own means."""
+        try:
+            found = self._loan.run(self._pullback.jvp, self._loan.lend(tangents), self.call, "tangent {}".format)
+        except NotImplementedError:
+            return None
+        return _given(self.exchange, list(found), self.call)
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
         return spread(self._loan.lend(self._own(xs)), self._slots, self._cotangents)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import tensorflow as tf
 import torch
 
@@ -72,6 +74,12 @@ def tf_scaled(x):
     return x * x, lambda ct: ct * 2 * x / 3
 
 
+def _jax(fn, fwd, bwd):
+    native = jax.custom_vjp(fn)
+    native.defvjp(fwd, bwd)
+    return Ruled(fn, (fwd, bwd), native)
+
+
 RULES: dict[str, dict[str, Ruled]] = {
     "torch": {
         "clipped": Ruled(
@@ -94,5 +102,10 @@ RULES: dict[str, dict[str, Ruled]] = {
         "scaled": Ruled(
             tf.square, (lambda x: (x * x, x), lambda x, ct: (ct * 2 * x / 3,)), tf_scaled
         ),
+    },
+    "jax": {
+        "clipped": _jax(lambda x: x * 1, lambda x: (x * 1, None), lambda _, ct: (jnp.clip(ct, -1, 1),)),
+        "straight_through": _jax(jnp.round, lambda x: (jnp.round(x), None), lambda _, ct: (ct,)),
+        "scaled": _jax(jnp.square, lambda x: (x * x, x), lambda x, ct: (ct * 2 * x / 3,)),
     },
 }  # fmt: skip

@@ -19,11 +19,9 @@ Tensor = Any
 Array = np.ndarray[Any, Any]
 Fn = Callable[..., Any]
 
-SOURCES = ("torch", "tensorflow", "jax")
-"""The frameworks whose functions are wrapped; each has a dialect in `dialect_<name>.py`."""
-DESTINATIONS = ("torch", "tensorflow", "jax")
-"""The frameworks that call them."""
-PAIRS = [(src, dst) for src, dst in itertools.product(SOURCES, DESTINATIONS) if src != dst]
+NAMES = ("torch", "tensorflow", "jax")
+"""The frameworks with a dialect; each lives in `dialect_<name>.py`."""
+PAIRS = list(itertools.permutations(NAMES, 2))
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")

@@ -12,7 +12,7 @@ import numpy as np
 
 from polybridge.backends.numpy import convert
 from polybridge.backends.numpy.convert import Array
-from polybridge.core import trees
+from polybridge.core import orders, trees
 from polybridge.core.backend import spread
 from polybridge.core.errors import CotangentError, OutputError
 from polybridge.core.relay import Outcome, Relay
@@ -79,14 +79,10 @@ class Recording:
         return self._back.vjp([*self._primals, self.one()], range(len(self._primals)))
 
     def push(self, tangents: Sequence[Array]) -> Any:
-        """Return the tangent of the result: a pullback is linear in its cotangents, and this is its own pullback."""
-        specs, count = [self._specs[i] for i in self._outputs], len(self._primals)
+        """Return the tangent of the result."""
+        specs = [self._specs[i] for i in self._outputs]
         zeros = filled([None] * len(specs), specs)
-        found: Sequence[Array | None] = zeros
-        if self._primals:
-            pulled, back = self._back.vjp([*self._primals, *zeros], range(count, count + len(zeros)))
-            given = [tangent for tangent, taken in zip(tangents, pulled.differentiable, strict=True) if taken]
-            found = back([*zeros, *given]).leaves
+        found = orders.push(self._back, self._primals, zeros, tangents) if self._primals else zeros
         return self._structure.like(spread(filled(found, specs), self._outputs, len(self._specs)))
 
     def cotangents(self, ct: Any) -> list[Array | None]:
