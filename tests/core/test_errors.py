@@ -49,6 +49,7 @@ EXAMPLES = [
     errors.ForkError.in_child("f", ["torch"]),
     errors.DetachedStateWarning.naming("f", ["weight"]),
     errors.PrecisionWarning("float64 becomes float32"),
+    errors.UntracedWarning.reading("model.py:3", "TracerBoolConversionError"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 
