@@ -130,7 +130,8 @@ class Loan:
         if self._guarding:
             self._reconsider()
         if not self._guarding or self._inside:
-            own = not self._exchange.by_dlpack and self._exchange.copy is not False  # then nobody watches
+            # Without DLPack nobody watches, and memory that does not last could be kept.
+            own = self._exchange.fleeting or (not self._exchange.by_dlpack and self._exchange.copy is not False)
             return [None if x is None else move(x, dest, source, own) for x in tensors]
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)

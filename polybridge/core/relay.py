@@ -114,10 +114,7 @@ class FunctionRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the program under the source's reverse mode."""
         forks.check(self.call)
-        lent = self._lend(xs)
-        if self.exchange.fleeting:  # the residual outlives the memory
-            lent = [self._source.copy(x) for x in lent]
-        results, pullback = self._evaluator.vjp(lent, wanted)
+        results, pullback = self._evaluator.vjp(self._lend(xs), wanted)
         if not self.told:
             self._tell(pullback)
         if wanted and not results.tensors:

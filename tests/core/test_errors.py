@@ -62,6 +62,7 @@ EXAMPLES = [
     errors.NotDifferentiableError.run_again("toy"),
     errors.LoopWarning.because("f", ValueError("no rule")),
     errors.NotDifferentiableError.uneven("f"),
+    errors.UntracedWarning.reading("model.py:3", "TracerBoolConversionError"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

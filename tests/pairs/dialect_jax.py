@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
+import polybridge
 from tests.pairs.dialects import Array, Dialect, Fn, cotangent, sample
 
 jax.config.update("jax_enable_x64", True)
@@ -91,6 +92,12 @@ class Jax(Dialect):
     def vjp(
         self, fn: Fn, xs: Sequence[jax.Array], cts: Sequence[Array] | None = None
     ) -> tuple[list[jax.Array], list[Any]]:
+        try:
+            return self._vjp(fn, xs, cts)
+        except jax.errors.JaxRuntimeError as error:  # with which JAX replaces what a call in compiled code raises
+            raise polybridge.last_error() or error from error
+
+    def _vjp(self, fn: Fn, xs: Sequence[jax.Array], cts: Sequence[Array] | None) -> tuple[list[jax.Array], list[Any]]:
         wanted = [i for i, x in enumerate(xs) if _differentiable(x)]
         kinds: list[bool] = []
 

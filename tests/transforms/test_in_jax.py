@@ -381,3 +381,14 @@ def test_a_tensorflow_layer_that_builds_itself_may_be_traced_first() -> None:
     with pytest.warns(polybridge.DetachedStateWarning, match="kernel"):
         found = jax.block_until_ready(jax.jit(into_jax(layer, "tensorflow"))(BATCH))
     np.testing.assert_allclose(found, BATCH @ layer.kernel.numpy(), rtol=1e-12)
+
+
+def test_what_a_function_keeps_of_compiled_code_stays_what_it_was(src: str) -> None:
+    """The memory that XLA lends a call is gone after it."""
+    kept: list[Any] = []
+    keeping = jax.jit(into_jax(lambda x: (kept.append(x), x * 2)[1], src))
+    values = [np.random.default_rng(seed).normal(size=1000) for seed in range(20)]
+    for value in values:
+        jax.block_until_ready(keeping(value))
+    found = [x.numpy() for x in kept[-len(values) :]]
+    np.testing.assert_array_equal(found, values)

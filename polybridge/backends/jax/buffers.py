@@ -16,14 +16,13 @@ Buffer = Any
 
 
 class BufferBackend(Backend):
-    """Lends buffers for the time of a call; under compiled code it takes the place of the JAX backend as the caller's.
+    """Under compiled code it takes the place of the JAX backend as the caller's; see `Exchange.fleeting`.
 
-    What it is given are NumPy arrays: see `Exchange.fleeting`.
+    A buffer is gone when the call returns, and a function may keep what it is lent: it is always lent a copy.
     """
 
     name = "jax"
     writes = False
-    dlpack = True
 
     def is_tensor(self, value: Any) -> bool:
         """Whether it is a buffer or an array."""
@@ -41,14 +40,6 @@ class BufferBackend(Backend):
         """Return shape and dtype."""
         array = np.asarray(tensor)
         return TensorSpec(array.shape, array.dtype.name)
-
-    def to_dlpack(self, tensor: Buffer) -> Any:
-        """Return a capsule."""
-        return tensor.__dlpack__()
-
-    def from_dlpack(self, capsule: Any) -> NoReturn:
-        """Refuse: nothing is given this way."""
-        raise NotImplementedError
 
     def vjp(self, fn: Callable[..., Any], primals: Sequence[Buffer]) -> NoReturn:
         """Refuse: no function is written on buffers."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.lib import _jax  # private, see `from_dlpack`
 from jax._src.xla_bridge import backends_are_initialized as started  # private: JAX has no public one (0.10)
+from jax.extend.core import find_top_trace
 
 from polybridge.core.errors import PrecisionWarning, UnsupportedTensorError, warn
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec, dtype
@@ -154,6 +155,11 @@ def owns(tensor: jax.Array) -> bool:
 def _disown(tensor: jax.Array) -> None:
     if owns(tensor):
         del tensor._polybridge_owns
+
+
+def is_tracing() -> bool:
+    """Whether JAX is tracing on this thread."""
+    return type(find_top_trace(())).__name__ != "EvalTrace"
 
 
 def narrows() -> bool:

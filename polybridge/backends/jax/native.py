@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-from jax.extend.core import find_top_trace
 
-from polybridge.backends.jax import primitives
+from polybridge.backends.jax import convert, primitives
 from polybridge.backends.jax.operations import Operation
 from polybridge.core.relay import FunctionRelay, Outcome
 
@@ -30,4 +29,4 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
 def _is_traced(xs: tuple[jax.Array, ...]) -> bool:
     """Whether a transform is to see the call; a function without arguments is staged by `jax.jit` too."""
-    return any(isinstance(x, jax.core.Tracer) for x in xs) or type(find_top_trace(())).__name__ != "EvalTrace"
+    return any(isinstance(x, jax.core.Tracer) for x in xs) or convert.is_tracing()

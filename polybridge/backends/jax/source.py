@@ -143,6 +143,11 @@ class _Mode:
             warn(UntracedWarning.reading(_user_line(error), type(error).__name__))
 
 
+def _outside_traces() -> contextlib.AbstractContextManager[Any]:
+    """Compute with values also where JAX traces something else around the call."""
+    return jax.core.eval_context() if convert.is_tracing() else _PLAIN
+
+
 class _Compiled:
     """A function of arrays that returns `_Packed`, compiled, or run as it is if JAX cannot trace it.
 
@@ -163,7 +168,8 @@ class _Compiled:
         if self._mode.eager or jax.config.jax_disable_jit:
             return self._as_it_is(args)
         try:
-            packed = self._restored(lambda: self._jitted(*args))
+            with _outside_traces():
+                packed = self._restored(lambda: self._jitted(*args))
         except _UNTRACEABLE as error:
             packed = self._as_it_is(args)  # raises what the user's function raises by itself
             self._mode.fall_back(error)
