@@ -1,18 +1,27 @@
 """torch.compile: one graph, values and gradients as without it, one compilation per signature."""
 
 import gc
+import threading
 
+import keras
 import pytest
 import tensorflow as tf
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import polybridge
 from polybridge.core import residuals
+from tests.torch_dst.compositions import COMPOSITIONS, FUNCTIONS
 from tests.torch_dst.sources import TENSORFLOW, native, values, wrapped
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),  # `linearize`, of native functions too
+]
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
@@ -329,10 +338,69 @@ def test_torch_inside_of_tensorflow_inside_of_a_graph():
 
 
 @pytest.mark.filterwarnings("ignore::polybridge.LoopWarning")
-@pytest.mark.parametrize("transform", ["vmap", "grad", "jacrev", "vmap of grad"])
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "jacrev", "hessian", "vmap of grad", "vmap of hessian"])
 def test_transforms_in_a_graph(transform):
-    from tests.torch_dst.test_transforms import COMPOSITIONS
-
     f, x = wrapped(TENSORFLOW, fn), values(3)
     found = graph(lambda x: COMPOSITIONS[transform](f)(x))(x)
     torch.testing.assert_close(found, COMPOSITIONS[transform](native(fn))(x))
+
+
+def test_a_checkpoint_in_a_graph():
+    f, g = wrapped(TENSORFLOW, fn), native(fn)
+    found = with_gradients(graph(lambda x: checkpoint(lambda x: f(x.cos()), x, use_reentrant=False)), values(3))
+    torch.testing.assert_close(found, with_gradients(lambda x: g(x.cos()), values(3)))
+
+
+def test_a_checkpoint_around_a_graph():
+    f, g = wrapped(TENSORFLOW, fn), native(fn)
+    compiled = graph(lambda x: f(x.cos()))
+    found = with_gradients(lambda x: checkpoint(compiled, x, use_reentrant=False), values(3))
+    torch.testing.assert_close(found, with_gradients(lambda x: g(x.cos()), values(3)))
+
+
+def test_hooks_that_copy_around_a_graph_are_refused():
+    compiled = graph(wrapped(TENSORFLOW, fn))
+    with saved_tensors_hooks(torch.clone, lambda x: x), pytest.raises(polybridge.ResidualError, match="hook"):
+        compiled(values(3).requires_grad_()).sum().backward()
+
+
+def test_threads():
+    compiled, found = graph(wrapped(TENSORFLOW, fn)), []
+    threads = [threading.Thread(target=lambda: found.append(with_gradients(compiled, values(3)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close(found, [with_gradients(native(fn), values(3))] * 4)
+
+
+def test_a_graph_can_go_backward_twice():
+    x = values(3).requires_grad_()
+    y = graph(wrapped(TENSORFLOW, fn), backend="inductor")(x).sum()
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, retain_graph=True) for _ in range(2)))
+
+
+def test_tracing_does_not_touch_variables():
+    norm = keras.layers.BatchNormalization(momentum=0.5, center=False, scale=False)
+    norm.build((None, 2))
+    x = values(4, 2).float()
+    graph(polybridge.wrap(lambda x: norm(x, training=True), src="tf", dst="torch"))(x)
+    torch.testing.assert_close(torch.tensor(norm.moving_mean.numpy()), 0.5 * x.mean(0))
+
+
+# Other tracers.
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(mode):
+    traced = make_fx(wrapped(TENSORFLOW, fn), tracing_mode=mode)(values(3))
+    torch.testing.assert_close(traced(values(3, seed=1)), native(fn)(values(3, seed=1)))
+
+
+@pytest.mark.parametrize("function", ["elementwise", "mixing"])
+def test_linearize(source, function):
+    x, found = values(3), []
+    for f in (wrapped(source, FUNCTIONS[function]), native(FUNCTIONS[function])):
+        y, push = torch.func.linearize(f, x)
+        found.append((y, push(x.cos()), push(x.sin())))
+    torch.testing.assert_close(*found)

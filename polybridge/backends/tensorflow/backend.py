@@ -9,6 +9,8 @@ import numpy as np
 
 from polybridge.backends.tensorflow import _private, convert, native, session, source
 from polybridge.core.backend import Backend, Context, Pullback
+from polybridge.core.evaluator import Evaluator
+from polybridge.core.programs import Results
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
@@ -78,6 +80,10 @@ class TensorFlowBackend(Backend):
     def vmap(self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
         """Return `tf.vectorized_map` of it."""
         return source.vmap(fn, axes)
+
+    def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
+        """Plan by tracing."""
+        return source.Planning(self, run, run_on_copies)
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()` eagerly."""
