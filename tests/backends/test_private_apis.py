@@ -5,10 +5,11 @@ import gc
 import pytest
 import tensorflow as tf
 import torch
+import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from polybridge.backends.tensorflow import _private
-from polybridge.backends.torch import convert, source
+from polybridge.backends.torch import compiled, convert, source
 
 
 def test_a_fresh_storage_has_one_user_and_a_view_makes_two():
@@ -127,3 +128,30 @@ def test_xla_is_seen_while_tracing(jit):
 def test_the_runtime_has_started_once_something_was_computed():
     assert float(tf.constant(1.0) + 1) == 2
     assert _private.has_started()
+
+
+def test_the_innermost_saved_tensor_hooks_are_seen():
+    found = torch._C._autograd._top_saved_tensors_default_hooks
+    assert found(False) is None
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.relu):
+        assert found(False) == (torch.clone, torch.relu)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    hooks = checkpoint(lambda x: found(False), torch.ones(1), use_reentrant=False)
+    assert hooks[0].__module__ == torch.utils.checkpoint.__name__
+
+
+def test_autograd_records_again_inside_of_an_operation():
+    x = torch.ones(1, requires_grad=True)
+    with torch._C._AutoDispatchBelowAutograd(), compiled._as_called():
+        assert (x * 2).requires_grad
+
+
+def test_the_compiler_leaves_a_function_alone_that_it_is_told_to():
+    def inner(x):
+        assert not torch.compiler.is_compiling()
+        return x * 2
+
+    compiled._eval_frame.set_code_exec_strategy(inner.__code__, compiled._NEVER)
+    counter = torch._dynamo.testing.CompileCounter()
+    torch.compile(inner, backend=counter)(torch.ones(1))
+    assert counter.frame_count == 0

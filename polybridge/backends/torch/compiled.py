@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame  # private, see `decorate` (torch 2.13)
+from torch._C._dynamo import eval_frame as _eval_frame  # private, see `decorate` (torch 2.13)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private, as in source.py
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # private: what tracers record with (torch 2.13)
@@ -66,11 +66,11 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
     mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
     del called.__wrapped__
-    eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
+    _eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
     return called
 
 
-_NEVER = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+_NEVER = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 
 
 def _numbers(tree: Any) -> Any:
