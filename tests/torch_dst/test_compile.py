@@ -1,6 +1,8 @@
 """torch.compile: one graph, values and gradients as without it, one compilation per signature."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import keras
@@ -245,6 +247,17 @@ def test_a_size_that_depends_on_values():
 # Counts.
 
 
+def test_the_compiler_is_not_imported_before_it_is_used():
+    code = """
+import sys, torch, polybridge
+f = polybridge.wrap(lambda x: x, src="numpy", dst="torch", vjp="finite-difference")
+f(torch.ones(3, requires_grad=True)).sum().backward()
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False"], done.stderr
+
+
 def test_one_compilation_per_signature():
     counter = CompileCounterWithBackend("aot_eager")
     compiled = graph(wrapped(TENSORFLOW, fn), backend=counter)
@@ -304,6 +317,22 @@ def test_an_exception_of_the_function():
     compiled(torch.ones(3))
     with pytest.raises(KeyError, match="mine"):
         compiled(-torch.ones(3))
+
+
+def test_an_exception_while_tracing_is_kept():
+    def fails(m, x):
+        raise KeyError("mine")
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        graph(wrapped(TENSORFLOW, fails))(values(3))
+    assert isinstance(polybridge.last_error(), KeyError)
+
+
+def test_a_gradient_of_an_input_that_is_not_contiguous():
+    f = wrapped(TENSORFLOW, lambda m, x: (m.sin(x), m.count(x)))
+    x = values(3, 4).T.requires_grad_()
+    (g,) = torch.autograd.grad(graph(lambda x: f(x)[0].sum() + x.sum(), backend="inductor")(x), x)
+    torch.testing.assert_close(g, x.cos() + 1)
 
 
 def test_a_second_derivative_is_torchs_own_error():

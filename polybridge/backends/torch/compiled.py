@@ -16,7 +16,6 @@ import torch
 from torch._C._dynamo import eval_frame as _eval_frame  # private, see `decorate` (torch 2.13)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private, as in source.py
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
-from torch.fx.experimental.proxy_tensor import get_proxy_mode  # private: what tracers record with (torch 2.13)
 from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
 
 from polybridge.backends.torch import convert, symbolic
@@ -125,9 +124,7 @@ class _Entry:
 
 def is_traced(xs: Sequence[Tensor]) -> bool:
     """Whether a graph is being traced through these tensors."""
-    if not _TRACED.isdisjoint(map(type, xs)):
-        return True
-    return torch._C._len_torch_dispatch_stack() > 0 and get_proxy_mode() is not None
+    return not _TRACED.isdisjoint(map(type, xs)) or _is_recording()
 
 
 def is_tracing(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
@@ -137,10 +134,15 @@ def is_tracing(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
         mode: under which this thread runs on fake tensors.
         xs: the inputs of a call.
     """
-    if get_proxy_mode() is not None or any(type(x) is FunctionalTensor for x in xs):
+    if _is_recording() or any(type(x) is FunctionalTensor for x in xs):
         return True
     modes = (mode, *(x.fake_mode for x in xs if type(x) is FakeTensor))
     return torch.compiler.is_compiling() and all(m is None or m.shape_env is not None for m in modes)
+
+
+def _is_recording() -> bool:
+    """Whether a tracer such as `make_fx` is on, as `source.fake_mode`."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def name_of(relay: FunctionRelay | BatchedRelay) -> str:
@@ -201,7 +203,10 @@ def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> lis
     cts = [values[a:b] for a, b in itertools.pairwise(ends)]
     with _as_called(), torch.enable_grad():
         found = orders.pull(residuals.kept(int(token[0])), values[: ends[0]], cts)
-    return [torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False)]
+    return [
+        torch.zeros_like(v, memory_format=torch.contiguous_format) if x is None else x
+        for x, v in zip(found, values, strict=False)
+    ]
 
 
 def _unshared(leaves: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
