@@ -231,6 +231,21 @@ def test_a_function_that_takes_few_sizes_is_compiled_for_each():
         torch.testing.assert_close(compiled(values(n)), values(n).reshape(4, -1) * 2)
 
 
+def test_a_size_with_a_bound():
+    f = wrapped(TENSORFLOW, lambda m, x: m.sin(x)[:10])
+    compiled = graph(f, dynamic=True)
+    for n in (3, 4):
+        torch.testing.assert_close(compiled(values(n)), values(n).sin())
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_size_that_breaks_the_promise(backend):
+    compiled = graph(wrapped(TENSORFLOW, lambda m, x: m.sin(x)[:10]), dynamic=True, backend=backend)
+    compiled(values(20))
+    with pytest.raises(polybridge.PromisedShapeError, match=r"sizes \[3\].*sizes \[10\]"):
+        compiled(values(3))
+
+
 def test_a_size_that_depends_on_values():
     f = polybridge.wrap(
         lambda x: tf.boolean_mask(x, x > 0),
