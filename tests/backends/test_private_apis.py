@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from polybridge.backends.jax import convert as jax_convert
 from polybridge.backends.tensorflow import _private
-from polybridge.backends.torch import convert, source
+from polybridge.backends.torch import compiled, convert, source
 
 
 def test_a_fresh_storage_has_one_user_and_a_view_makes_two():
@@ -187,3 +188,33 @@ def test_results_of_compiled_code_share_memory_with_nothing(fn):
 
 def test_jax_says_whether_a_client_exists():
     assert jax_convert.started()
+
+
+# torch.
+
+
+def test_the_innermost_saved_tensor_hooks_are_seen():
+    found = torch._C._autograd._top_saved_tensors_default_hooks
+    assert found(False) is None
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.relu):
+        assert found(False) == (torch.clone, torch.relu)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    hooks = checkpoint(lambda x: found(False), torch.ones(1), use_reentrant=False)
+    assert hooks[0].__module__ == torch.utils.checkpoint.__name__
+
+
+def test_autograd_records_again_inside_of_an_operation():
+    x = torch.ones(1, requires_grad=True)
+    with torch._C._AutoDispatchBelowAutograd(), compiled._as_called():
+        assert (x * 2).requires_grad
+
+
+def test_the_compiler_leaves_a_function_alone_that_it_is_told_to():
+    def inner(x):
+        assert not torch.compiler.is_compiling()
+        return x * 2
+
+    compiled._eval_frame.set_code_exec_strategy(inner.__code__, compiled._NEVER)
+    counter = torch._dynamo.testing.CompileCounter()
+    torch.compile(inner, backend=counter)(torch.ones(1))
+    assert counter.frame_count == 0

@@ -612,10 +612,3 @@ def test_the_warning_can_be_an_error():
 def test_the_message_tells_how_to_pass_the_state():
     with pytest.warns(DetachedStateWarning, match="Pass it as an argument"):
         in_torch(tf_closure())(torch.ones(2, requires_grad=True))
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
-def test_a_transform_of_torch_func_is_refused_by_name(transform):
-    fn = in_torch(tf.square)
-    with pytest.raises(polybridge.UnsupportedTensorError, match=r"torch\.func"):
-        transform(lambda x: fn(x).sum())(torch.ones(3))

@@ -1,18 +1,29 @@
 """torch.compile: one graph, values and gradients as without it, one compilation per signature."""
 
 import gc
+import subprocess
+import sys
+import threading
 
+import keras
 import pytest
 import tensorflow as tf
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import polybridge
 from polybridge.core import residuals
+from tests.torch_dst.compositions import COMPOSITIONS, FUNCTIONS
 from tests.torch_dst.sources import TENSORFLOW, native, values, wrapped
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),  # `linearize`, of native functions too
+]
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
@@ -220,6 +231,21 @@ def test_a_function_that_takes_few_sizes_is_compiled_for_each():
         torch.testing.assert_close(compiled(values(n)), values(n).reshape(4, -1) * 2)
 
 
+def test_a_size_with_a_bound():
+    f = wrapped(TENSORFLOW, lambda m, x: m.sin(x)[:10])
+    compiled = graph(f, dynamic=True)
+    for n in (3, 4):
+        torch.testing.assert_close(compiled(values(n)), values(n).sin())
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_size_that_breaks_the_promise(backend):
+    compiled = graph(wrapped(TENSORFLOW, lambda m, x: m.sin(x)[:10]), dynamic=True, backend=backend)
+    compiled(values(20))
+    with pytest.raises(polybridge.PromisedShapeError, match=r"sizes \[3\].*sizes \[10\]"):
+        compiled(values(3))
+
+
 def test_a_size_that_depends_on_values():
     f = polybridge.wrap(
         lambda x: tf.boolean_mask(x, x > 0),
@@ -234,6 +260,17 @@ def test_a_size_that_depends_on_values():
 
 
 # Counts.
+
+
+def test_the_compiler_is_not_imported_before_it_is_used():
+    code = """
+import sys, torch, polybridge
+f = polybridge.wrap(lambda x: x, src="numpy", dst="torch", vjp="finite-difference")
+f(torch.ones(3, requires_grad=True)).sum().backward()
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False"], done.stderr
 
 
 def test_one_compilation_per_signature():
@@ -297,6 +334,22 @@ def test_an_exception_of_the_function():
         compiled(-torch.ones(3))
 
 
+def test_an_exception_while_tracing_is_kept():
+    def fails(m, x):
+        raise KeyError("mine")
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        graph(wrapped(TENSORFLOW, fails))(values(3))
+    assert isinstance(polybridge.last_error(), KeyError)
+
+
+def test_a_gradient_of_an_input_that_is_not_contiguous():
+    f = wrapped(TENSORFLOW, lambda m, x: (m.sin(x), m.count(x)))
+    x = values(3, 4).T.requires_grad_()
+    (g,) = torch.autograd.grad(graph(lambda x: f(x)[0].sum() + x.sum(), backend="inductor")(x), x)
+    torch.testing.assert_close(g, x.cos() + 1)
+
+
 def test_a_second_derivative_is_torchs_own_error():
     x = values(3).requires_grad_()
     (g,) = torch.autograd.grad(graph(wrapped(TENSORFLOW, fn))(x).sum(), x, create_graph=True)
@@ -329,10 +382,69 @@ def test_torch_inside_of_tensorflow_inside_of_a_graph():
 
 
 @pytest.mark.filterwarnings("ignore::polybridge.LoopWarning")
-@pytest.mark.parametrize("transform", ["vmap", "grad", "jacrev", "vmap of grad"])
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "jacrev", "hessian", "vmap of grad", "vmap of hessian"])
 def test_transforms_in_a_graph(transform):
-    from tests.torch_dst.test_transforms import COMPOSITIONS
-
     f, x = wrapped(TENSORFLOW, fn), values(3)
     found = graph(lambda x: COMPOSITIONS[transform](f)(x))(x)
     torch.testing.assert_close(found, COMPOSITIONS[transform](native(fn))(x))
+
+
+def test_a_checkpoint_in_a_graph():
+    f, g = wrapped(TENSORFLOW, fn), native(fn)
+    found = with_gradients(graph(lambda x: checkpoint(lambda x: f(x.cos()), x, use_reentrant=False)), values(3))
+    torch.testing.assert_close(found, with_gradients(lambda x: g(x.cos()), values(3)))
+
+
+def test_a_checkpoint_around_a_graph():
+    f, g = wrapped(TENSORFLOW, fn), native(fn)
+    compiled = graph(lambda x: f(x.cos()))
+    found = with_gradients(lambda x: checkpoint(compiled, x, use_reentrant=False), values(3))
+    torch.testing.assert_close(found, with_gradients(lambda x: g(x.cos()), values(3)))
+
+
+def test_hooks_that_copy_around_a_graph_are_refused():
+    compiled = graph(wrapped(TENSORFLOW, fn))
+    with saved_tensors_hooks(torch.clone, lambda x: x), pytest.raises(polybridge.ResidualError, match="hook"):
+        compiled(values(3).requires_grad_()).sum().backward()
+
+
+def test_threads():
+    compiled, found = graph(wrapped(TENSORFLOW, fn)), []
+    threads = [threading.Thread(target=lambda: found.append(with_gradients(compiled, values(3)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close(found, [with_gradients(native(fn), values(3))] * 4)
+
+
+def test_a_graph_can_go_backward_twice():
+    x = values(3).requires_grad_()
+    y = graph(wrapped(TENSORFLOW, fn), backend="inductor")(x).sum()
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, retain_graph=True) for _ in range(2)))
+
+
+def test_tracing_does_not_touch_variables():
+    norm = keras.layers.BatchNormalization(momentum=0.5, center=False, scale=False)
+    norm.build((None, 2))
+    x = values(4, 2).float()
+    graph(polybridge.wrap(lambda x: norm(x, training=True), src="tf", dst="torch"))(x)
+    torch.testing.assert_close(torch.tensor(norm.moving_mean.numpy()), 0.5 * x.mean(0))
+
+
+# Other tracers.
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(mode):
+    traced = make_fx(wrapped(TENSORFLOW, fn), tracing_mode=mode)(values(3))
+    torch.testing.assert_close(traced(values(3, seed=1)), native(fn)(values(3, seed=1)))
+
+
+@pytest.mark.parametrize("function", ["elementwise", "mixing"])
+def test_linearize(source, function):
+    x, found = values(3), []
+    for f in (wrapped(source, FUNCTIONS[function]), native(FUNCTIONS[function])):
+        y, push = torch.func.linearize(f, x)
+        found.append((y, push(x.cos()), push(x.sin())))
+    torch.testing.assert_close(*found)

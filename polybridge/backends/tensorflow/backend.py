@@ -9,6 +9,8 @@ import numpy as np
 
 from polybridge.backends.tensorflow import _private, convert, native, session, source
 from polybridge.core.backend import Backend, Context, Pullback
+from polybridge.core.evaluator import Evaluator
+from polybridge.core.programs import Results
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
@@ -79,13 +81,18 @@ class TensorFlowBackend(Backend):
         """Return `tf.vectorized_map` of it."""
         return source.vmap(fn, axes)
 
+    def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
+        """Plan by tracing."""
+        return source.Planning(self, run, run_on_copies)
+
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()` eagerly."""
         return source.run(fn)
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-        """Return tensors of a graph that is never run."""
-        return source.placeholders(specs)
+        """Return eager ones, also while a graph is being built around the call."""
+        with source.eagerly():
+            return super().placeholders(specs)
 
     def started(self) -> bool:
         """Whether the eager runtime exists."""

@@ -11,8 +11,11 @@ import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.backends.tensorflow.convert import EagerTensor
-from polybridge.core.backend import Context, Pullback
+from polybridge.core.abstract import Abstract, Evaluation
+from polybridge.core.backend import Pullback
 from polybridge.core.closures import reachable
+from polybridge.core.evaluator import Evaluator
+from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
 
 Tensor = Any
@@ -128,42 +131,62 @@ def _dense(gradient: Any) -> Tensor | None:
     return tf.convert_to_tensor(gradient)
 
 
-def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-    """Return tensors of a graph that is never run: variables are read and assigned in it, and stay what they are."""
-    graph = tf.__internal__.FuncGraph("polybridge_placeholders")
-    with graph.as_default():
-        tensors = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+class Planning(Evaluator):
+    """Finds specs by tracing a graph, which touches no variable; runs on ones where the function cannot be traced."""
 
-    @contextlib.contextmanager
-    def running() -> Iterator[None]:
-        before, _thread.planning = getattr(_thread, "planning", False), True
+    def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        """Return the plan of an evaluation at inputs of these specs."""
         try:
-            with graph.as_default(), tf.variable_creator_scope(_outside):
+            found = self._traced(specs, wanted)
+        except Exception:  # whatever tracing raises; what the function raises comes again
+            found = None
+        complete = found is not None and all(spec.concrete for spec in found.specs)
+        return found if found is not None and complete else super().abstract(specs, wanted)
+
+    def _traced(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        runs: list[tuple[Results, Pullback]] = []
+
+        @tf.function(autograph=False)
+        def trace(*placeholders: Tensor) -> None:
+            with _planning():
+                runs.append(self.vjp_on_copies(placeholders, wanted))
+
+        graph = trace.get_concrete_function(*(tf.TensorSpec(s.shape, s.dtype) for s in specs)).graph
+
+        @contextlib.contextmanager
+        def running() -> Iterator[None]:
+            with graph.as_default(), _planning():
                 yield
-        finally:
-            _thread.planning = before
 
-    return tensors, running
-
-
-def _outside(create: Callable[..., Any], **options: Any) -> Any:
-    """Create a variable for good, as `tf.function` does for a layer that is built at its first call."""
-    with tf.init_scope():
-        return create(**options)
+        results, pullback = runs[-1]  # a function that makes variables is traced twice
+        plan = self.plan(results)
+        plan.evaluation = Evaluation(pullback, list(results.take_outputs()), tuple(range(len(wanted))), running)
+        return plan
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    planning = False  # whether what runs here is to be traced and not to be run
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def _planning() -> Iterator[None]:
+    before, _thread.planning = _thread.planning, True
+    try:
+        yield
+    finally:
+        _thread.planning = before
 
 
 def eagerly() -> contextlib.AbstractContextManager[None]:
     """Run eagerly, also while a graph is being built around the call."""
-    return _PLAIN if tf.executing_eagerly() else tf.__internal__.eager_context.eager_mode()
+    return _PLAIN if tf.executing_eagerly() or _thread.planning else tf.__internal__.eager_context.eager_mode()
 
 
 def _executing() -> contextlib.AbstractContextManager[None]:
     """Run eagerly; inside a callback of a running graph every `tf.function` too."""
-    if getattr(_thread, "planning", False) and not tf.executing_eagerly():
-        return _PLAIN
     return callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
 
 

@@ -13,17 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame  # private, see `decorate` (torch 2.13)
+from torch._C._dynamo import eval_frame as _eval_frame  # private, see `decorate` (torch 2.13)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private, as in source.py
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
-from torch.fx.experimental.proxy_tensor import get_proxy_mode  # private: what tracers record with (torch 2.13)
 from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
 
 from polybridge.backends.torch import convert, symbolic
 from polybridge.core import orders, residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import BatchedRelay
-from polybridge.core.errors import CompilationError
+from polybridge.core.errors import CompilationError, PromisedShapeError
 from polybridge.core.relay import FunctionRelay
 
 Tensor = torch.Tensor
@@ -66,11 +65,11 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
     mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
     del called.__wrapped__
-    eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
+    _eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
     return called
 
 
-_NEVER = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+_NEVER = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 
 
 def _numbers(tree: Any) -> Any:
@@ -107,10 +106,19 @@ class _Entry:
         self.plans: dict[Any, symbolic.Plan] = {}
 
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
-        key = tuple((convert.dtype_name(x), *map(str, x.shape)) for x in xs)
-        if key not in self.plans:
-            self.plans[key] = symbolic.plan(self.relay, xs)
-        return self.plans[key]
+        found = self.plans.get(symbolic.key(xs))
+        if found is None:
+            found = symbolic.plan(self.relay, xs)
+            self.plans[symbolic.key(xs)] = found  # under another key where symbols have become numbers
+        return found
+
+    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Return results that keep what was promised, and share no memory with an input, as `copy=False` lets them."""
+        found = symbolic.sizes(leaves)
+        if len(found) != len(sizes) or any(p not in (n, -1) for n, p in zip(found, sizes, strict=True)):
+            raise PromisedShapeError.differs(self.relay.call, "the result", f"sizes {found}", f"sizes {list(sizes)}")
+        inputs = {x.untyped_storage().data_ptr() for x in xs}
+        return [y.clone() if y.untyped_storage().data_ptr() in inputs else y for y in leaves]
 
     def wanted(self, xs: Sequence[Tensor]) -> list[int]:
         """Return the positions of the inputs that want a gradient and, as far as the plan can tell, have one."""
@@ -125,9 +133,7 @@ class _Entry:
 
 def is_traced(xs: Sequence[Tensor]) -> bool:
     """Whether a graph is being traced through these tensors."""
-    if not _TRACED.isdisjoint(map(type, xs)):
-        return True
-    return torch._C._len_torch_dispatch_stack() > 0 and get_proxy_mode() is not None
+    return not _TRACED.isdisjoint(map(type, xs)) or _is_recording()
 
 
 def is_tracing(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
@@ -137,10 +143,15 @@ def is_tracing(mode: FakeTensorMode | None, xs: Sequence[Tensor]) -> bool:
         mode: under which this thread runs on fake tensors.
         xs: the inputs of a call.
     """
-    if get_proxy_mode() is not None or any(type(x) is FunctionalTensor for x in xs):
+    if _is_recording() or any(type(x) is FunctionalTensor for x in xs):
         return True
     modes = (mode, *(x.fake_mode for x in xs if type(x) is FakeTensor))
     return torch.compiler.is_compiling() and all(m is None or m.shape_env is not None for m in modes)
+
+
+def _is_recording() -> bool:
+    """Whether a tracer such as `make_fx` is on, as `source.fake_mode`."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def name_of(relay: FunctionRelay | BatchedRelay) -> str:
@@ -160,12 +171,15 @@ def abstract(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Abstr
 
 def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
     """Evaluate a relay in a trace; autograd follows."""
-    return torch.ops.polybridge.call.default(name_of(relay), list(xs), next(_places))
+    name = name_of(relay)
+    return torch.ops.polybridge.call.default(name, list(xs), _entries[name].plan(xs).sizes(xs), next(_places))
 
 
 def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Evaluate a relay in a trace, and return the token of its residual after the results."""
-    return torch.ops.polybridge.vjp.default(name_of(relay), list(xs), list(wanted), next(_places))
+    name = name_of(relay)
+    sizes = _entries[name].plan(xs).sizes(xs)
+    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), sizes, next(_places))
 
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
@@ -185,15 +199,17 @@ def _entry(function: str) -> _Entry:
     return entry
 
 
-def _call(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
+def _call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
     with _as_called():
-        return _unshared(_entry(function).relay(xs).leaves, xs)
+        entry = _entry(function)
+        return entry.checked(entry.relay(xs).leaves, xs, sizes)
 
 
-def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], place: int) -> list[Tensor]:
+def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int) -> list[Tensor]:
     with _as_called(), torch.enable_grad():
-        outcome, back = _entry(function).relay.vjp(xs, wanted)
-        return [*_unshared(outcome.leaves, xs), torch.from_numpy(residuals.keep(back))]
+        entry = _entry(function)
+        outcome, back = entry.relay.vjp(xs, wanted)
+        return [*entry.checked(outcome.leaves, xs, sizes), torch.from_numpy(residuals.keep(back))]
 
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
@@ -201,13 +217,10 @@ def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> lis
     cts = [values[a:b] for a, b in itertools.pairwise(ends)]
     with _as_called(), torch.enable_grad():
         found = orders.pull(residuals.kept(int(token[0])), values[: ends[0]], cts)
-    return [torch.zeros_like(v) if x is None else x for x, v in zip(found, values, strict=False)]
-
-
-def _unshared(leaves: Sequence[Any], xs: Sequence[Tensor]) -> list[Tensor]:
-    """Copy what shares memory with an input (`copy=False`): an operation must not return a view."""
-    inputs = {x.untyped_storage().data_ptr() for x in xs}
-    return [y.clone() if y.untyped_storage().data_ptr() in inputs else y for y in leaves]
+    return [
+        torch.zeros_like(v, memory_format=torch.contiguous_format) if x is None else x
+        for x, v in zip(found, values, strict=False)
+    ]
 
 
 def _as_called() -> Any:
@@ -219,19 +232,21 @@ def _as_called() -> Any:
 # What they promise while a graph is traced.
 
 
-def _promised_call(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
-    return _entry(function).plan(xs).empty(xs)
+def _promised_call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+    return _entry(function).plan(xs).empty(sizes)
 
 
-def _promised_vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], place: int) -> list[Tensor]:
-    return [*_promised_call(function, xs, place), torch.empty(1, dtype=torch.int64)]
+def _promised_vjp(
+    function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int
+) -> list[Tensor]:
+    return [*_promised_call(function, xs, sizes, place), torch.empty(1, dtype=torch.int64)]
 
 
 def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     return [torch.empty_like(v, memory_format=torch.contiguous_format) for v in values[: len(values) - counts[-1]]]
 
 
-def _followed(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
+def _followed(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
     """Call so that autograd follows."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         from polybridge.backends.torch import transforms  # which imports this module
@@ -239,13 +254,13 @@ def _followed(function: str, xs: Sequence[Tensor], place: int) -> list[Tensor]:
         entry = _entry(function)
         return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.polybridge.call.default(function, xs, place)
+        return torch.ops.polybridge.call.default(function, xs, sizes, place)
 
 
 _library = torch.library.Library("polybridge", "DEF")
 for _signature, _run, _promised in (
-    ("call(str function, Tensor[] xs, int place) -> Tensor[]", _call, _promised_call),
-    ("vjp(str function, Tensor[] xs, int[] wanted, int place) -> Tensor[]", _vjp, _promised_vjp),
+    ("call(str function, Tensor[] xs, SymInt[] sizes, int place) -> Tensor[]", _call, _promised_call),
+    ("vjp(str function, Tensor[] xs, int[] wanted, SymInt[] sizes, int place) -> Tensor[]", _vjp, _promised_vjp),
     ("pull(Tensor token, Tensor[] values, int[] counts) -> Tensor[]", _pull, _promised_pull),
 ):
     _library.define(_signature, tags=torch.Tag.pt2_compliant_tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ Form = tuple[int, int, int] | None
 """`(place, factor, offset)` of a size that is `factor * (size of the inputs at place) + offset`; None if it is not."""
 
 # The sizes at which a symbol is tried, and what is added for each further one, so that no symbol looks like a multiple
-# of another: even, odd, and a third that has to confirm the other two.
+# of another: even, odd, and a third that has to confirm the other two, as has the size of the example.
 _TRIED = ((16, 3), (25, 5), (37, 11))
 
 
@@ -45,25 +46,41 @@ class Plan:
         with _disable_current_modes():
             return self.abstract.connected
 
-    def empty(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors as they were promised, for inputs like those of the plan."""
-        sizes = _sizes(xs)
+    def sizes(self, xs: Sequence[Tensor]) -> list[Size]:
+        """Return the promised sizes of all results, one after the other, -1 for what cannot be known."""
+        given = sizes(xs)
         return [
-            torch.empty(
-                [self._size(i, axis, n, sizes) for axis, n in enumerate(cast(Sequence[Any], spec.shape))],
-                dtype=convert.torch_dtype(spec.dtype),
-            )
+            self._size(i, axis, n, given)
             for i, spec in enumerate(self.abstract.specs)
+            for axis, n in enumerate(_shape(spec))
         ]
 
-    def _size(self, result: int, axis: int, known: int | None, sizes: Sequence[Size]) -> Size:
+    def _size(self, result: int, axis: int, known: int | None, given: Sequence[Size]) -> Size:
         if known is not None:
             return known
         form = self.forms.get((result, axis))
-        if form is None:  # a size that no single size of the inputs gives, such as a product
-            return torch.library.get_ctx().new_dynamic_size()
+        if form is None:  # no single size of the inputs gives it, such as a product
+            return -1
         place, factor, offset = form
-        return factor * sizes[place] + offset
+        return factor * given[place] + offset
+
+    def empty(self, promised: Sequence[Size]) -> list[Tensor]:
+        """Return tensors of promised sizes, in a fake implementation of an operation."""
+        following = iter(promised)
+        return [
+            torch.empty([_known(next(following)) for _ in _shape(spec)], dtype=convert.torch_dtype(spec.dtype))
+            for spec in self.abstract.specs
+        ]
+
+
+def sizes(xs: Sequence[Tensor]) -> list[Size]:
+    """Return the sizes of tensors, one after the other."""
+    return [size for x in xs for size in x.shape]
+
+
+def key(xs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return what a plan depends on: names and values of symbols."""
+    return tuple((convert.dtype_name(x), *((str(size), _hint(size)) for size in x.shape)) for x in xs)
 
 
 def plan(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Plan:
@@ -78,7 +95,7 @@ def plan(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Plan:
 
 def _plan(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Plan:
     wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
-    expressions = [size.node.expr if isinstance(size, torch.SymInt) else size for size in _sizes(xs)]
+    expressions = [size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes(xs)]
     symbols = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
     if symbols:
         try:
@@ -97,9 +114,10 @@ def _fitted(
     symbols: Sequence[Any],
 ) -> Plan:
     tried, found = [], []
-    for first, step in _TRIED:
-        point = {symbol: first + step * i for i, symbol in enumerate(symbols)}
-        numbers = [e if isinstance(e, int) else int(e.xreplace(point)) for e in expressions]
+    points = [{symbol: first + step * i for i, symbol in enumerate(symbols)} for first, step in _TRIED]
+    candidates = [[e if isinstance(e, int) else int(e.xreplace(point)) for e in expressions] for point in points]
+    hints = [_hint(size) for size in sizes(xs)]
+    for numbers in candidates if None in hints else [*candidates, cast(list[int], hints)]:
         following = iter(numbers)
         specs = [TensorSpec(tuple(next(following) for _ in x.shape), convert.dtype_name(x)) for x in xs]
         tried.append(numbers)
@@ -108,7 +126,7 @@ def _fitted(
     forms: dict[tuple[int, int], Form] = {}
     specs = []
     for result, versions in enumerate(zip(*(f.specs for f in found), strict=True)):
-        merged = versions[0].merge(versions[1]).merge(versions[2])
+        merged = functools.reduce(TensorSpec.merge, versions)
         if merged.shape is None:
             raise PromisedShapeError.unknown(relay.call, versions, ValueError("the rank depends on the sizes"))
         for axis, known in enumerate(merged.shape):
@@ -121,13 +139,24 @@ def _fitted(
 
 def _form(tried: Sequence[Sequence[int]], values: Sequence[int], places: Sequence[int]) -> Form:
     for place in places:
-        (a, b, c), (x, y, z) = (numbers[place] for numbers in tried), values
-        factor, rest = divmod(y - x, b - a)
-        offset = x - factor * a
-        if not rest and z == factor * c + offset:
+        given = [numbers[place] for numbers in tried]
+        factor, rest = divmod(values[1] - values[0], given[1] - given[0])
+        offset = values[0] - factor * given[0]
+        if not rest and all(value == factor * n + offset for value, n in zip(values, given, strict=True)):
             return place, factor, offset
     return None
 
 
-def _sizes(xs: Sequence[Tensor]) -> list[Size]:
-    return [size for x in xs for size in x.shape]
+def _shape(spec: TensorSpec) -> tuple[int | None, ...]:
+    assert spec.shape is not None
+    return spec.shape
+
+
+def _known(size: Size) -> Size:
+    return torch.library.get_ctx().new_dynamic_size() if isinstance(size, int) and size < 0 else size
+
+
+def _hint(size: Size) -> int | None:
+    """Return the size of the example that is traced; None for one that depends on values."""
+    hint: int | None = size.node.hint if isinstance(size, torch.SymInt) else size
+    return hint
