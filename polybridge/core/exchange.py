@@ -90,12 +90,6 @@ class Exchange:
         tensors[position] = None
         return self.source.reference(tensor)
 
-    def widened(self, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:
-        """Return a tensor of the destination with a dtype, which the source has narrowed on the way."""
-        if tensor is None or dtype_name is None or self.dest.spec(tensor).dtype == dtype_name:
-            return tensor
-        return self.dest.from_numpy(self.dest.to_numpy(tensor).astype(dtype(dtype_name)))
-
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
         shares = self.copy == "auto" and (self.source.writes or self.dest.writes)
@@ -252,6 +246,13 @@ def _viewed(tensor: Tensor, origin: Backend) -> np.ndarray[Any, Any]:
     if _counters:
         _count(dense, origin, dense is not tensor)
     return origin.to_numpy(dense)
+
+
+def widened(backend: Backend, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:
+    """Return a tensor of a backend with the dtype that it had before the other side narrowed it."""
+    if tensor is None or dtype_name is None or backend.spec(tensor).dtype == dtype_name:
+        return tensor
+    return backend.from_numpy(backend.to_numpy(tensor).astype(dtype(dtype_name)))
 
 
 def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 
 from polybridge.core import forks
 from polybridge.core.abstract import Abstract, plan
-from polybridge.core.backend import Pullback, spread
+from polybridge.core.backend import Backend, Pullback, spread
 from polybridge.core.errors import (
     DetachedStateWarning,
     OutputError,
@@ -27,7 +27,7 @@ from polybridge.core.errors import (
     remember,
     warn,
 )
-from polybridge.core.exchange import Exchange, Loan, move
+from polybridge.core.exchange import Exchange, Loan, move, widened
 from polybridge.core.programs import Program, Results
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import Structure, flatten
@@ -119,11 +119,17 @@ class FunctionRelay(Relay):
             self._tell(pullback)
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
+        dest, source = self.exchange.dest, self._source
+        taken = _dtypes(source, results.tensors) if dest.narrows() else None
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        dtypes = [self.exchange.dest.spec(xs[i]).dtype for i in wanted] if self._source.narrows() else None
-        back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, dtypes)
+        given = _dtypes(dest, [xs[i] for i in wanted]) if source.narrows() else None
+        if taken is not None:
+            taken = [name for name, is_output in zip(taken, outcome.differentiable, strict=True) if is_output]
+        back = PullbackRelay(
+            self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, given, taken
+        )
         self._loan.until(back)
         return outcome, back
 
@@ -197,7 +203,8 @@ class PullbackRelay(Relay):
         results: which of the cotangents that the pullback returns are this relay's leaves; as many as its primals.
         slots: which of the cotangents that the pullback takes are this relay's inputs.
         cotangents: how many cotangents the pullback takes.
-        dtypes: of the leaves, where the source may have narrowed the primals.
+        given: the dtypes of the leaves, where the source may have narrowed the primals.
+        taken: the dtypes of the cotangents, where the destination may have narrowed the results.
     """
 
     def __init__(
@@ -209,12 +216,14 @@ class PullbackRelay(Relay):
         results: tuple[int, ...],
         slots: tuple[int, ...],
         cotangents: int,
-        dtypes: Sequence[str | None] | None = None,
+        given: Sequence[str | None] | None = None,
+        taken: Sequence[str | None] | None = None,
     ) -> None:
         """Bind the pullback."""
         self.exchange, self.call = exchange, call
         self._pullback, self._loan = pullback, loan
-        self._results, self._slots, self._cotangents, self._dtypes = results, slots, cotangents, dtypes
+        self._results, self._slots, self._cotangents = results, slots, cotangents
+        self._given, self._taken = given, taken
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Pull the cotangents back."""
@@ -225,18 +234,23 @@ class PullbackRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
         forks.check(self.call)
-        given, pullback = self._pullback.vjp(self._lent(xs))
-        found, count = list(given), len(given)
-        del given  # so that the tensors are held nowhere else
+        returned, pullback = self._pullback.vjp(self._lent(xs))
+        found, count = list(returned), len(returned)
+        del returned  # so that the tensors are held nowhere else
+        taken = None
+        if self._taken is not None:
+            names = _dtypes(self.exchange.source, [found[i] for i in self._results])
+            taken = [name for name in names if name is not None]
         outcome = self._outcome(found)
         inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
         slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
         results = tuple(inputs[i] for i in wanted)
-        dtypes = None
-        if self._dtypes is not None:  # of the primals, which a graph leaves out, and of the cotangents
-            given = [*self._dtypes, *(None if x is None else self.exchange.dest.spec(x).dtype for x in self._own(xs))]
-            dtypes = [given[i] for i in wanted]
-        return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, dtypes)
+        given = None
+        if self._given is not None:  # of the primals, which a graph leaves out, and of the cotangents
+            names = [*self._given, *_dtypes(self.exchange.dest, self._own(xs))]
+            given = [names[i] for i in wanted]
+        back = PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, given, taken)
+        return outcome, back
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Push forward by the pullback's own means."""
@@ -247,7 +261,10 @@ class PullbackRelay(Relay):
         return _given(self.exchange, list(found), self.call)
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return spread(self._loan.lend(self._own(xs)), self._slots, self._cotangents)
+        lent = self._loan.lend(self._own(xs))
+        if self._taken is not None:
+            lent = [widened(self.exchange.source, x, name) for x, name in zip(lent, self._taken, strict=True)]
+        return spread(lent, self._slots, self._cotangents)
 
     def _own(self, xs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return the cotangents, which come after the primals."""
@@ -258,9 +275,13 @@ class PullbackRelay(Relay):
         found.clear()
         connected = tuple(x is not None for x in leaves)
         given = _given(self.exchange, leaves, self.call)
-        if self._dtypes is not None:
-            given = [self.exchange.widened(x, dtype) for x, dtype in zip(given, self._dtypes, strict=True)]
+        if self._given is not None:
+            given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]
         return Outcome(given, None, connected)
+
+
+def _dtypes(backend: Backend, tensors: Sequence[Tensor | None]) -> list[str | None]:
+    return [None if x is None else backend.spec(x).dtype for x in tensors]
 
 
 def _is_spec(value: Any) -> bool:

@@ -365,7 +365,7 @@ def test_an_object_as_argument_breaks_the_graph():
     options, x = Options(), values(3)
     compiled = graph(lambda x: f(x.sin(), options).cos(), fullgraph=False)
     torch.testing.assert_close(with_gradients(compiled, x), with_gradients(lambda x: (x.sin() * 3).cos(), x))
-    assert 1 <= sum(counters["graph_break"].values()) <= 2
+    assert sum(counters["graph_break"].values()) >= 1
 
 
 def test_shared_memory_is_copied_out_of_a_graph():

@@ -90,8 +90,9 @@ class Operation:
         """Return the results, and a token if the residual is to be kept. What came is the plan of what follows."""
         outcome, back = self.relay.vjp(xs, differentiable(xs)) if keep else (self.relay(xs), None)
         leaves: list[Any] = outcome.leaves
-        found = Abstract(list(map(convert.spec, leaves)), outcome.differentiable, outcome.structure, None)
-        self._remember(tuple(map(convert.spec, xs)), found)
+        if not convert.narrows():  # else the dtypes of the source are not those of the arrays
+            found = Abstract(list(map(convert.spec, leaves)), outcome.differentiable, outcome.structure, None)
+            self._remember(tuple(map(convert.spec, xs)), found)
         return leaves if back is None else [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows))]
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -106,6 +107,13 @@ class Operation:
             jnp.zeros(v.shape, v.dtype) if x is None else x if isinstance(x, jax.Array) else jnp.array(x)
             for x, v in zip(found, like, strict=True)
         ]
+
+    def push(
+        self, token: Tensor, xs: Sequence[Tensor], zeros: Sequence[Tensor], tangents: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return the tangents of the results; see `core.orders`. Tangents are the same in both conventions."""
+        found = orders.push(_kept(self.relay, token, xs), _primals(xs), zeros, tangents)
+        return [x if isinstance(x, jax.Array) else jnp.array(x) for x in found]
 
     # On the host, under compiled code.
 
@@ -139,6 +147,13 @@ class Operation:
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
+
+    def push_on_host(
+        self, token: Any, xs: Sequence[Any], zeros: Sequence[Any], tangents: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
+        """Write the tangents of the results into buffers of XLA."""
+        for out, x in zip(outs, orders.push(_kept(self.host, token, xs), _primals(xs), zeros, tangents), strict=True):
+            _write(out, x)
 
 
 def differentiable(xs: Sequence[Any]) -> list[int]:
@@ -190,8 +205,7 @@ def _pull(
     conversions: Conversions,
 ) -> list[Tensor | None]:
     """Return the pull in JAX's convention; `relay` evaluates the function again if the residual is gone."""
-    back = residuals.stashed(tokens.read(np.asarray(token)), lambda: _again(relay, xs))
-    primals = [xs[i] for i in differentiable(xs)]
+    back, primals = _kept(relay, token, xs), _primals(xs)
     taken = [
         [ct if ct.dtype == d else np.asarray(ct).astype(d) for ct, (d, _) in zip(*pair, strict=True)]
         for pair in zip(cts, conversions.cts, strict=True)
@@ -204,6 +218,14 @@ def _pull(
     ]
     found = orders.pull(back, primals, taken)
     return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]
+
+
+def _kept(relay: AnyRelay, token: Tensor, xs: Sequence[Tensor]) -> Relay:
+    return residuals.stashed(tokens.read(np.asarray(token)), lambda: _again(relay, xs))
+
+
+def _primals(xs: Sequence[Tensor]) -> list[Tensor]:
+    return [xs[i] for i in differentiable(xs)]
 
 
 def _array_conj(x: Any) -> Array:

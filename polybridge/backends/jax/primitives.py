@@ -102,8 +102,12 @@ class _Arguments:
 
     def double(self) -> _Arguments:
         """Return the pull, two orders up, that a push is a part of; see `core.orders.push`."""
-        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in self.outputs]
+        zeros = _zeros(self.outputs)
         return _Arguments(self.operation, self.token, self.xs, [*self.cts, zeros, self.tangents], [])
+
+
+def _zeros(types: Sequence[Any]) -> list[jax.Array]:
+    return [jnp.zeros(aval.shape, aval.dtype) for aval in types]
 
 
 def _aval(x: Any) -> Any:
@@ -173,6 +177,8 @@ def _pull_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> 
 @push_p.def_impl
 def _push_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[Any]:
     given = _grouped(operation, inputs, counts, _arrays(args))
+    if not counts:
+        return operation.push(given.token, given.xs, _zeros(given.outputs), given.tangents)
     up = given.double()
     return operation.pull(up.token, up.xs, up.cts)[len(given.tangents) :]
 
@@ -359,10 +365,15 @@ def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
 
 def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
     plan, types = operation.plan(args[1 : 1 + inputs]), _grouped(operation, inputs, counts, args)
+    results = [spec for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
     zeros = [np.zeros(aval.shape, aval.dtype) for aval in types.outputs]
+    of_source = [np.zeros(zero.shape, dtype(spec.dtype)) for zero, spec in zip(zeros, results, strict=False)]
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
         given = _grouped(operation, inputs, counts, buffers)
+        if not counts:
+            operation.push_on_host(given.token, given.xs, of_source, given.tangents, outs)
+            return
         unread = [None] * len(given.tangents)
         operation.pull_on_host(plan, given.token, given.xs, [*given.cts, zeros, given.tangents], [*unread, *outs])
 

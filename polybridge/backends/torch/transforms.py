@@ -1,8 +1,8 @@
 """How torch's function transforms see a relay: `torch.func`, and forward-mode automatic differentiation.
 
-Two autograd functions of tensors alone, each with a rule for every transform: the evaluation of a relay, and the pull
-of any order (`core.orders`) through that evaluation, which a token tensor stands for. `native.py` has a faster one for
-plain reverse mode.
+Three autograd functions of tensors alone, each with a rule for every transform: the evaluation of a relay, the pull of
+any order (`core.orders`) through that evaluation, which a token tensor stands for, and the push of tangents through it.
+`native.py` has a faster one for plain reverse mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack  # private:
 from torch.autograd import forward_ad
 
 from polybridge.backends.torch import compiled, convert
-from polybridge.core import residuals
+from polybridge.core import orders, residuals
 from polybridge.core.batching import BatchedRelay, batched
 from polybridge.core.relay import FunctionRelay, Outcome
 
@@ -142,17 +142,69 @@ class _Pull(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], counts: tuple[int, ...], token: Tensor, *values: Tensor
     ) -> tuple[tuple[Tensor, ...], int]:
-        size, (_, held, *axes) = info.batch_size, in_dims
-        if held is not None:  # one evaluation of the whole batch
-            spread = [
-                v.expand(size, *v.shape) if a is None else v.movedim(a, 0) for v, a in zip(values, axes, strict=True)
-            ]
-            return tuple(_pull(counts, token.select(held, 0), spread)), 0
-        rows = []
-        for row in range(size):
-            example = [v if a is None else v.select(a, row) for v, a in zip(values, axes, strict=True)]
-            rows.append(_pull(counts, token, example))
-        return tuple(map(torch.stack, zip(*rows, strict=True))), 0
+        return _mapped(_Pull, info.batch_size, in_dims[1:], counts, token, values)
+
+
+class _Push(torch.autograd.Function):
+    """`(counts, token, *values) -> tangents` of the results: values are primals, zeros like the results, and tangents.
+
+    `counts` says how many of them are primals, and how many are zeros.
+    """
+
+    @staticmethod
+    def forward(counts: tuple[int, int], token: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        primals, zeros, tangents = _thirds(counts, values)
+        with torch.enable_grad():
+            return tuple(orders.push(residuals.kept(int(token[0])), primals, zeros, tangents))
+
+    setup_context = _Pull.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Tensor) -> tuple[Tensor | None, ...]:
+        token, *values = ctx.saved_tensors
+        primals, zeros, tangents = _thirds(ctx.counts, values)
+        by_primals = _pull((*ctx.counts, len(primals)), token, [*primals, *cts, *tangents])[: len(primals)]
+        by_tangents = _pull(ctx.counts, token, [*primals, *cts])
+        return (None, None, *by_primals, *[None] * len(zeros), *by_tangents)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        token, *values = ctx.saved_tensors
+        primals, zeros, along = _thirds(ctx.counts, values)
+        still = [torch.zeros_like(v) for v in (*primals, *zeros)]
+        counts = (*ctx.counts, len(along))
+        return tuple(_push(counts, token, values, still, _filled(tangents, values))[len(primals) :])
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], counts: tuple[int, int], token: Tensor, *values: Tensor
+    ) -> tuple[tuple[Tensor, ...], int]:
+        return _mapped(_Push, info.batch_size, in_dims[1:], counts, token, values)
+
+
+def _thirds(counts: tuple[int, int], values: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+    primals, zeros = counts
+    return values[:primals], values[primals : primals + zeros], values[primals + zeros :]
+
+
+def _mapped(
+    function: Any,
+    size: int,
+    dims: Sequence[int | None],
+    counts: tuple[int, ...],
+    token: Tensor,
+    values: Sequence[Tensor],
+) -> tuple[tuple[Tensor, ...], int]:
+    """Apply a function of `(counts, token, *values)` to a batch: whole where the evaluation was, else row by row."""
+    held, *axes = dims
+    if held is not None:
+        spread = [v.expand(size, *v.shape) if a is None else v.movedim(a, 0) for v, a in zip(values, axes, strict=True)]
+        return tuple(function.apply(counts, token.select(held, 0), *spread)), 0
+    rows = []
+    for row in range(size):
+        example = [v if a is None else v.select(a, row) for v, a in zip(values, axes, strict=True)]
+        rows.append(function.apply(counts, token, *example))
+    return tuple(map(torch.stack, zip(*rows, strict=True))), 0
 
 
 def _pull(counts: tuple[int, ...], token: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -168,6 +220,9 @@ def _push(
     tangents: Sequence[Tensor],
 ) -> Sequence[Tensor]:
     """Return the derivative in the direction of `tangents`, one like each of `zeros`; see `core.orders`."""
+    if len(counts) == 1 and not compiled.is_traced((token, *values)):
+        tangent: Sequence[Tensor] = _Push.apply((*counts, len(zeros)), token, *values, *zeros, *tangents)  # type: ignore[no-untyped-call]
+        return tangent
     found = _pull((*counts, len(zeros), len(values)), token, [*values, *zeros, *tangents])
     return found[len(values) :]
 
