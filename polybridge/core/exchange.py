@@ -88,7 +88,7 @@ class Exchange:
         """Take a tensor of the source out of a list as a new object: who still holds the old one can be seen."""
         tensor = tensors[position]
         tensors[position] = None
-        return self.source.reference(tensor)
+        return tensor if self.fleeting else self.source.reference(tensor)
 
     def widened(self, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:
         """Return a tensor of the destination with a dtype, which the source has narrowed on the way."""
@@ -247,10 +247,10 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
 
 
 def _viewed(tensor: Tensor, origin: Backend) -> np.ndarray[Any, Any]:
-    dense = origin.dense(tensor)
     if _counters:
+        dense = origin.dense(tensor)
         _count(dense, origin, dense is not tensor)
-    return origin.to_numpy(dense)
+    return origin.to_numpy(tensor)
 
 
 def array_to(target: Backend, array: Any, call: str, path: str) -> Tensor:
