@@ -29,8 +29,9 @@ lint: $(STAMP) ## check style, types and layering
 	$(BIN)/mypy
 	$(BIN)/python tools/check_layers.py
 
-demo: $(STAMP) ## train the digits example into out/; DEMO_ARGS=--quick for a short run
+demo: $(STAMP) ## run the examples into out/: digits, then the pendulum; DEMO_ARGS=--quick for a short run
 	$(BIN)/python -m examples.digits $(DEMO_ARGS)
+	$(BIN)/python -m examples.pendulum $(DEMO_ARGS)
 
 bench: $(STAMP) ## measure what a crossing costs; BENCH_ARGS=--help for the choices
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

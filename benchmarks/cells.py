@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 import polybridge
+from benchmarks.handwritten import by_rule
 from benchmarks.modes import NATIVE_DRIVES, Mode, Step
+from benchmarks.peers import Peer
 from benchmarks.timing import Spread, interleave
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Function, Rule, Workload
 
 SMALL_SIZE = 100_000  # elements; up to here overhead decides, above it memory traffic
 SMALL_FACTOR = 1.3
@@ -41,11 +43,12 @@ class Timing:
     Args:
         cell: what was measured.
         rounds: how many rounds the spreads are over.
-        microseconds: by candidate: native, handwritten, polybridge, copy.
+        microseconds: by candidate: native, handwritten, polybridge, copy, and each peer.
         over_native: polybridge / native.
         over_handwritten: polybridge / hand-written.
         target: what `over_handwritten` may be: `target_seconds` / hand-written.
         over_target: polybridge / target; met where the median is at most 1.
+        over_peers: polybridge / peer, by name.
     """
 
     cell: Cell
@@ -55,6 +58,7 @@ class Timing:
     over_handwritten: Spread
     target: Spread
     over_target: Spread
+    over_peers: dict[str, Spread]
 
     @property
     def met(self) -> bool:
@@ -75,24 +79,35 @@ def measure(cell: Cell, budget: float) -> Timing:
         over_handwritten=Spread.of(ours / handwritten),
         target=Spread.of(target / handwritten),
         over_target=Spread.of(ours / target),
+        over_peers={peer.name: Spread.of(ours / seconds[peer.name]) for peer in _peers(cell)},
     )
 
 
 def candidates(cell: Cell) -> dict[str, Step]:
-    """Return the steps to compare: native in the source, both bridges, and a copy of what enters torch."""
-    mode, fn = cell.mode, cell.workload.functions[cell.mode.src]
+    """Return the steps to compare: native in the source, the bridges, and a copy of what enters torch."""
+    mode, fn, rule = cell.mode, cell.workload.functions[cell.mode.src], cell.workload.rule
+    of_numpy = mode.src == "numpy"
     x, ct = inputs(cell)
+
+    def step(function: Callable[..., Any]) -> Step:
+        return mode.drive(function, x, ct, cell.backward)
+
     return {
-        "native": NATIVE_DRIVES[mode.src](fn, x, ct, cell.backward),
-        "handwritten": mode.drive(mode.handwritten(fn), x, ct, cell.backward),
-        "polybridge": mode.drive(wrap(cell, fn), x, ct, cell.backward),
+        "native": NATIVE_DRIVES[mode.src](by_rule(rule) if of_numpy else fn, x, ct, cell.backward),
+        "handwritten": step(mode.handwritten(rule if of_numpy else fn)),
+        "polybridge": step(wrap(cell, fn, rule)),
         "copy": _copy_step(cell, x),
+        **{peer.name: step(peer.bridge(fn, x)) for peer in _peers(cell)},
     }
 
 
-def wrap(cell: Cell, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` wrapped by polybridge for the cell's mode."""
-    return polybridge.wrap(fn, src=cell.mode.src, dst=cell.mode.dst)
+def wrap(cell: Cell, fn: Function, rule: Rule) -> Function:
+    """Return `fn` wrapped by polybridge for the cell's mode, with the rule where the source has no derivatives."""
+    return polybridge.wrap(fn, src=cell.mode.src, dst=cell.mode.dst, vjp=rule if cell.mode.src == "numpy" else None)
+
+
+def _peers(cell: Cell) -> list[Peer]:
+    return [peer for peer in cell.mode.peers if peer.installed]
 
 
 def inputs(cell: Cell) -> tuple[np.ndarray, np.ndarray]:

@@ -86,7 +86,9 @@ def main(
         Cell(WORKLOADS[function], MODES[mode], size, backward)
         for function, mode, backward, size in product(functions, modes, (False, True), sizes)
     ]
-    console = Console(width=None if Console().is_terminal else 220)  # a pipe gets whole rows
+    console = Console(width=None if Console().is_terminal else 260)  # a pipe gets whole rows
+    for peer in sorted({peer for mode in modes for peer in MODES[mode].peers if not peer.installed}, key=str):
+        console.print(f"{peer.name} is not compared with: {peer.module} is not installed.")
     with Progress(console=console, transient=True) as progress:
         rows = [Row(measure(cell, budget), count(cell)) for cell in progress.track(cells, description="measuring")]
     print_table(rows, console)

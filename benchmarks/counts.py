@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import tensorflow as tf
 
 from benchmarks.cells import Cell, inputs, wrap
-from benchmarks.workloads import Function
+from benchmarks.workloads import Function, Rule
 from polybridge import observe
 
 WARM_UP_STEPS = 10  # traces are made and lent tensors have been watched by then
@@ -40,7 +41,7 @@ def count(cell: Cell) -> Counts:
     """Warm the wrapped function of `cell` up, run some steps, and return their averages."""
     counter = _Counter(cell)
     x, ct = inputs(cell)
-    step = cell.mode.drive(wrap(cell, counter.function), x, ct, cell.backward)
+    step = cell.mode.drive(wrap(cell, counter.function, counter.rule), x, ct, cell.backward)
     for _ in range(WARM_UP_STEPS):
         step()
     first_entries, runs_before = counter.entries, counter.runs
@@ -58,21 +59,32 @@ def count(cell: Cell) -> Counts:
 
 
 class _Counter:
-    """The cell's function, counting its runs: by a variable in TensorFlow, which may do without Python."""
+    """The cell's function, counting its runs: in the way of a source that may do without Python, where it may."""
 
     def __init__(self, cell: Cell) -> None:
         self.entries = 0
-        self._fn = cell.workload.functions[cell.mode.src]
-        self._executions = tf.Variable(0, trainable=False) if cell.mode.src == "tf" else None
-        self.function: Function = self._run
+        self._src, self._fn = cell.mode.src, cell.workload.functions[cell.mode.src]
+        self._executions = tf.Variable(0, trainable=False) if self._src == "tf" else None
+        self._called_back = 0
+        fwd, bwd = cell.workload.rule
+        self.function: Function = lambda x: self._run(self._fn, x)
+        self.rule: Rule = (lambda x: self._run(fwd, x), bwd)
 
     @property
     def runs(self) -> int:
         """Return how often the function has been executed so far."""
+        if self._src == "jax":
+            jax.effects_barrier()
+            return self._called_back
         return self.entries if self._executions is None else int(self._executions.numpy())
 
-    def _run(self, x: Any) -> Any:
+    def _run(self, fn: Function, x: Any) -> Any:
         self.entries += 1
         if self._executions is not None:
             self._executions.assign_add(1)
-        return self._fn(x)
+        if self._src == "jax":
+            jax.debug.callback(self._executed)
+        return fn(x)
+
+    def _executed(self) -> None:
+        self._called_back += 1

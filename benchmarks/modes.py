@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import torch
 
-from benchmarks import handwritten
+from benchmarks import handwritten, peers
+from benchmarks.peers import Peer
 from benchmarks.workloads import Function
 
 Step = Callable[[], Any]
@@ -27,14 +30,16 @@ class Mode:
         dst: the framework that calls it.
         drive: `(function of dst, input, cotangent, backward?) -> step`; a step runs the forward, or the
             forward and the backward, once.
-        handwritten: `(function of src) -> function of dst`, the yardstick.
+        handwritten: `(function of src) -> function of dst`, the yardstick; of NumPy's it takes the rule.
+        peers: other bridges.
     """
 
     name: str
     src: str
     dst: str
     drive: Drive
-    handwritten: Callable[[Function], Function]
+    handwritten: Callable[[Any], Function]
+    peers: tuple[Peer, ...] = ()
 
 
 def drive_torch_eager(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool) -> Step:
@@ -82,6 +87,29 @@ def drive_tf1_graph(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool)
         return session.make_callable([target.op for target in targets])  # type: ignore[no-any-return]
 
 
+def drive_jax_eager(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool) -> Step:
+    """Return a step of JAX outside of any compiled code."""
+    primal, cotangent = jnp.asarray(x), jnp.asarray(ct)
+    return lambda: jax.block_until_ready(_jax_step(fn, primal, cotangent, backward))
+
+
+def drive_jax_jit(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool) -> Step:
+    """Return a step that is one compiled function, `jax.vjp` included."""
+    primal, cotangent = jnp.asarray(x), jnp.asarray(ct)
+    step = jax.jit(lambda primal, cotangent: _jax_step(fn, primal, cotangent, backward))
+    return lambda: jax.block_until_ready(step(primal, cotangent))
+
+
+def drive_numpy(fn: Function, x: np.ndarray, ct: np.ndarray, backward: bool) -> Step:
+    """Return a step of NumPy: `fn`, by its method `vjp` where the backward follows."""
+
+    def forward_backward() -> Any:
+        y, pull = fn.vjp(x)  # type: ignore[attr-defined]
+        return y, pull(ct)
+
+    return forward_backward if backward else lambda: fn(x)
+
+
 MODES = {
     mode.name: mode
     for mode in (
@@ -89,10 +117,47 @@ MODES = {
         Mode("tf-eager", "torch", "tf", drive_tf_eager, handwritten.torch_in_tf_eager),
         Mode("tf-function", "torch", "tf", drive_tf_function, handwritten.torch_in_tf_graph),
         Mode("tf1-graph", "torch", "tf", drive_tf1_graph, handwritten.torch_in_tf_graph),
+        Mode("torch-eager-from-jax", "jax", "torch", drive_torch_eager, handwritten.jax_in_torch, (peers.FRESH_VJP,)),
+        Mode("tf-eager-from-jax", "jax", "tf", drive_tf_eager, handwritten.jax_in_tf_eager),
+        Mode("tf-function-from-jax", "jax", "tf", drive_tf_function, handwritten.jax_in_tf_graph),
+        Mode(
+            "jax-eager",
+            "torch",
+            "jax",
+            drive_jax_eager,
+            handwritten.torch_in_jax_eager,
+            (peers.TORCH2JAX, peers.TORCH_PURE_CALLBACK),
+        ),
+        Mode(
+            "jax-jit",
+            "torch",
+            "jax",
+            drive_jax_jit,
+            handwritten.torch_in_jax_jit,
+            (peers.TORCH2JAX, peers.TORCH_PURE_CALLBACK),
+        ),
+        Mode("jax-eager-from-tf", "tf", "jax", drive_jax_eager, handwritten.tf_in_jax_eager, (peers.TF_PURE_CALLBACK,)),
+        Mode("jax-jit-from-tf", "tf", "jax", drive_jax_jit, handwritten.tf_in_jax_jit, (peers.TF_PURE_CALLBACK,)),
+        Mode("numpy", "torch", "numpy", drive_numpy, handwritten.torch_in_numpy),
+        Mode("numpy-from-tf", "tf", "numpy", drive_numpy, handwritten.tf_in_numpy),
+        Mode("numpy-from-jax", "jax", "numpy", drive_numpy, handwritten.jax_in_numpy),
+        Mode("torch-eager-from-numpy", "numpy", "torch", drive_torch_eager, handwritten.numpy_in_torch),
     )
 }
 
-NATIVE_DRIVES: dict[str, Drive] = {"torch": drive_torch_eager, "tf": drive_tf_eager}
+NATIVE_DRIVES: dict[str, Drive] = {
+    "torch": drive_torch_eager,
+    "tf": drive_tf_eager,
+    "jax": drive_jax_jit,
+    "numpy": drive_numpy,
+}
+
+
+def _jax_step(fn: Function, primal: Any, cotangent: Any, backward: bool) -> Any:
+    if not backward:
+        return fn(primal)
+    y, pull = jax.vjp(fn, primal)
+    return y, pull(cotangent)
 
 
 def _tf_step(fn: Function, primal: Any, cotangent: Any, backward: bool) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import tensorflow as tf
 import torch
@@ -36,6 +37,7 @@ def print_table(rows: list[Row], console: Console) -> None:
     for heading in ("native us", "by hand us", "ours us", "copy us", "/native", "/by hand", "target"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("met", justify="center")
+    table.add_column("/peer (its limit)", no_wrap=True)
     for heading in ("crossings", "copies", "bytes", "runs", "entries"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -44,6 +46,7 @@ def print_table(rows: list[Row], console: Console) -> None:
     console.print(
         f"target: {SMALL_FACTOR} x by hand; above {SMALL_SIZE:,} elements {LARGE_FACTOR} x by hand, plus the "
         "copy of outputs and gradients into torch.\n"
+        "the limit of a peer is for small calls, forward and backward.\n"
         "runs: executions of the user's function a step; entries: by Python, warm-up + a step.",
         highlight=False,
     )
@@ -62,7 +65,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": {module.__name__: module.__version__ for module in (np, tf, torch)},
+        "packages": {module.__name__: module.__version__ for module in (np, tf, torch, jax)},
     }
 
 
@@ -82,6 +85,11 @@ def _cells(row: Row) -> list[str]:
         _ratio(timing.over_handwritten),
         f"{timing.target.median:.2f}",
         "[green]yes[/]" if timing.met else "[red]no[/]",
+        "\n".join(
+            f"{peer.name} {_ratio(timing.over_peers[peer.name])} ({peer.limit:.2f})"
+            for peer in cell.mode.peers
+            if peer.name in timing.over_peers
+        ),
         f"{counts.crossings:g}",
         f"{counts.copies:g}",
         f"{counts.bytes_copied:,.0f}",
@@ -114,5 +122,6 @@ def _record(row: Row) -> dict[str, Any]:
         "target": asdict(timing.target),
         "over_target": asdict(timing.over_target),
         "met": timing.met,
+        "over_peers": {name: asdict(spread) for name, spread in timing.over_peers.items()},
         "counts": asdict(row.counts),
     }

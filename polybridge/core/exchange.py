@@ -88,7 +88,7 @@ class Exchange:
         """Take a tensor of the source out of a list as a new object: who still holds the old one can be seen."""
         tensor = tensors[position]
         tensors[position] = None
-        return self.source.reference(tensor)
+        return tensor if self.fleeting else self.source.reference(tensor)
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
@@ -242,10 +242,10 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
 
 
 def _viewed(tensor: Tensor, origin: Backend) -> np.ndarray[Any, Any]:
-    dense = origin.dense(tensor)
     if _counters:
+        dense = origin.dense(tensor)
         _count(dense, origin, dense is not tensor)
-    return origin.to_numpy(dense)
+    return origin.to_numpy(tensor)
 
 
 def widened(backend: Backend, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:

@@ -34,6 +34,8 @@ def pull(back: Relay, primals: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]
         A cotangent for each primal and each cotangent of the earlier orders; None where there is no influence.
     """
     values = [*primals, *cts[0]]
+    if len(cts) == 1:
+        return back(values).leaves
     inputs, leaves = list(range(len(values))), list(range(len(primals)))  # where those of the relay are among `values`
     for following in cts[1:]:
         outcome, back = back.vjp([values[i] for i in inputs], range(len(inputs)))

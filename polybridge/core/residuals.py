@@ -14,8 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,9 +62,10 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
     with _lock:
         _stashed[number] = back
         _forwards[number] = _Forward(_fingerprint(outputs), randomness)
-        for table, bound in ((_stashed, _STASHED), (_forwards, _FORWARDS)):
-            while len(table) > bound:
-                table.popitem(last=False)
+        if len(_stashed) > _STASHED:
+            _stashed.popitem(last=False)
+        if len(_forwards) > _FORWARDS:
+            _forwards.popitem(last=False)
     return number
 
 
@@ -104,8 +104,7 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     return back
 
 
-@dataclass(frozen=True, slots=True)
-class _Forward:
+class _Forward(NamedTuple):
     """What is known of a forward whose residual may be gone."""
 
     fingerprint: bytes
@@ -114,8 +113,11 @@ class _Forward:
 
 def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> bytes:
     """Return some of the bytes of the outputs: another dropout mask shows in them."""
-    samples = (y.reshape(-1)[:: max(1, y.size // _SAMPLES)] for y in outputs)
-    return b"".join(sample.tobytes() for sample in samples)
+    return b"".join([(y if y.size < 2 * _SAMPLES else _samples(y)).tobytes() for y in outputs])
+
+
+def _samples(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return y.reshape(-1)[:: y.size // _SAMPLES]
 
 
 _SAMPLES = 64  # values of each output

@@ -10,6 +10,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from benchmarks.cli import main
+from benchmarks.modes import MODES
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +32,7 @@ def test_quick_run_writes_json_and_png(tmp_path: Path) -> None:
     ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     rows = json.loads(path.read_text())["rows"]
-    assert {row["mode"] for row in rows} == {"torch-eager", "tf-eager", "tf-function", "tf1-graph"}
+    assert {row["mode"] for row in rows} == set(MODES)
     assert path.with_suffix(".png").stat().st_size > 0
 
 

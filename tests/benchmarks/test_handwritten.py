@@ -1,4 +1,4 @@
-"""The hand-written bridges give right values and gradients: no honest comparison without."""
+"""The hand-written bridges and the peers give right values and gradients: no honest comparison without."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from benchmarks.handwritten import torch_in_tf_graph
 from benchmarks.modes import MODES
+from benchmarks.peers import Peer
 from benchmarks.workloads import WORKLOADS
 
 X = np.linspace(-2.0, 2.0, 16, dtype=np.float32).reshape(4, 4)
@@ -17,13 +18,25 @@ CT = np.linspace(1.0, 3.0, 16, dtype=np.float32).reshape(4, 4)
 VALUES = {"elementwise": np.sin(X) * X, "matmul": X @ X}
 GRADIENTS = {"elementwise": CT * (np.cos(X) * X + np.sin(X)), "matmul": CT @ X.T + X.T @ CT}
 
+PEERS = [(name, peer) for name, mode in MODES.items() for peer in mode.peers]
+
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("name", ["torch-eager", "tf-eager", "tf-function"])
+@pytest.mark.parametrize("name", [name for name in MODES if name != "tf1-graph"])
 def test_value_and_gradient(name: str, workload: str) -> None:
-    mode = MODES[name]
-    fn = mode.handwritten(WORKLOADS[workload].functions[mode.src])
+    mode, found = MODES[name], WORKLOADS[workload]
+    fn = mode.handwritten(found.rule if mode.src == "numpy" else found.functions[mode.src])
     y, gradient = mode.drive(fn, X, CT, True)()
+    check(workload, y, gradient)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(("mode", "peer"), PEERS, ids=[f"{mode}-{peer.name}" for mode, peer in PEERS])
+def test_value_and_gradient_of_a_peer(mode: str, peer: Peer, workload: str) -> None:
+    if not peer.installed:
+        pytest.skip(f"{peer.module} is not installed")
+    fn = peer.bridge(WORKLOADS[workload].functions[MODES[mode].src], X)
+    y, gradient = MODES[mode].drive(fn, X, CT, True)()
     check(workload, y, gradient)
 
 
@@ -38,7 +51,7 @@ def test_value_and_gradient_in_a_tf1_graph(workload: str) -> None:
     check(workload, y_value, gradient)
 
 
-@pytest.mark.parametrize("name", ["tf-eager", "tf-function", "tf1-graph"])
+@pytest.mark.parametrize("name", [name for name, mode in MODES.items() if mode.src == "torch"])
 def test_a_step_runs_the_torch_function_once(name: str) -> None:
     calls = []
 

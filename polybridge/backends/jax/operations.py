@@ -138,12 +138,15 @@ class Operation:
             _write(out, leaf)
 
     def pull_on_host(
-        self, plan: Abstract, token: Any, xs: Sequence[Any], cts: Sequence[Sequence[Any]], outs: Sequence[Any]
+        self,
+        conversions: Conversions,
+        token: Any,
+        xs: Sequence[Any],
+        cts: Sequence[Sequence[Any]],
+        outs: Sequence[Any],
     ) -> None:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
-        primals = tuple(xs[i].dtype for i in differentiable(xs))
-        outputs = tuple(dtype(spec.dtype) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d)
-        found = _pull(self.host, _array_conj, token, xs, cts, conversions(primals, outputs, len(cts)))
+        found = _pull(self.host, _array_conj, token, xs, cts, conversions)
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
@@ -154,6 +157,13 @@ class Operation:
         """Write the tangents of the results into buffers of XLA."""
         for out, x in zip(outs, orders.push(_kept(self.host, token, xs), _primals(xs), zeros, tangents), strict=True):
             _write(out, x)
+
+    def conversions(self, xs: Sequence[Any], count: int) -> Conversions:
+        """Return those of pulls of order `count` at arrays of these types."""
+        plan = self.plan(xs)
+        primals = tuple(xs[i].dtype for i in differentiable(xs))
+        outputs = tuple(dtype(spec.dtype) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d)
+        return conversions(primals, outputs, count)
 
 
 def differentiable(xs: Sequence[Any]) -> list[int]:

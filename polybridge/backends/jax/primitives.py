@@ -15,9 +15,8 @@ Cotangents and tangents are of floating and complex arrays alone; those of integ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +62,7 @@ def _grouped(operation: Operation, inputs: int, counts: Counts, args: Sequence[A
     return _Arguments(operation, token, xs, cts, rest)
 
 
-@dataclass(frozen=True)
-class _Arguments:
+class _Arguments(NamedTuple):
     """The arguments of a pull or, with tangents, of a push; as arrays or as their types."""
 
     operation: Operation
@@ -354,17 +352,19 @@ def _evaluation(xs: Sequence[Any], operation: Operation, keep: bool, rows: tuple
 
 
 def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
-    plan = operation.plan(args[1 : 1 + inputs])
+    conversions = operation.conversions(args[1 : 1 + inputs], len(counts))
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
         given = _grouped(operation, inputs, counts, buffers)
-        operation.pull_on_host(plan, given.token, given.xs, given.cts, outs)
+        operation.pull_on_host(conversions, given.token, given.xs, given.cts, outs)
 
     return run
 
 
 def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
-    plan, types = operation.plan(args[1 : 1 + inputs]), _grouped(operation, inputs, counts, args)
+    conversions = operation.conversions(args[1 : 1 + inputs], len(counts) + 2)
+    types = _grouped(operation, inputs, counts, args)
+    plan = operation.plan(args[1 : 1 + inputs])
     results = [spec for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
     zeros = [np.zeros(aval.shape, aval.dtype) for aval in types.outputs]
     of_source = [np.zeros(zero.shape, dtype(spec.dtype)) for zero, spec in zip(zeros, results, strict=False)]
@@ -375,7 +375,8 @@ def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
             operation.push_on_host(given.token, given.xs, of_source, given.tangents, outs)
             return
         unread = [None] * len(given.tangents)
-        operation.pull_on_host(plan, given.token, given.xs, [*given.cts, zeros, given.tangents], [*unread, *outs])
+        cts = [*given.cts, zeros, given.tangents]
+        operation.pull_on_host(conversions, given.token, given.xs, cts, [*unread, *outs])
 
     return run
 

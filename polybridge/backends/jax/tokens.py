@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from polybridge.core.relay import Relay
 Array = np.ndarray[Any, Any]
 SIZE = 4
 """Numbers of 32 bits in a row, since JAX may have no others: two are that of the residual."""
+_ROW = struct.Struct("=QII")  # the number, which row it is, of how many
 
 
 def keep(back: Relay, rows: tuple[int, ...]) -> Array:
@@ -26,9 +28,11 @@ def keep(back: Relay, rows: tuple[int, ...]) -> Array:
 
 def write(token: Array, number: int) -> None:
     """Fill a token for a residual that is stashed."""
+    if token.size == SIZE:
+        _ROW.pack_into(token, 0, number, 0, 1)
+        return
     rows = token.reshape(-1, SIZE)
-    rows[:, 0], rows[:, 1] = number & 0xFFFFFFFF, number >> 32
-    rows[:, 2:] = _places(len(rows))
+    rows[:, :2], rows[:, 2:] = np.array([number], np.uint64).view(np.uint32), _places(len(rows))
 
 
 def read(token: Array) -> int:
@@ -37,15 +41,15 @@ def read(token: Array) -> int:
     Raises:
         ResidualError: the rows are not those of one evaluation in their order.
     """
-    rows = token.reshape(-1, SIZE)
-    low, high, *place = rows[0].tolist()
+    rows = np.ascontiguousarray(token).reshape(-1, SIZE)
+    number, *place = _ROW.unpack_from(rows)
     if len(rows) == 1:
         is_whole = place == [0, 1]
     else:
         is_whole = (rows[:, 2:] == _places(len(rows))).all() and (rows[:, :2] == rows[0, :2]).all()
     if not is_whole:
         raise ResidualError.mixed()
-    return int(low) | int(high) << 32
+    return int(number)
 
 
 def _places(count: int) -> Array | tuple[int, int]:

@@ -79,10 +79,10 @@ def to_dlpack(tensor: torch.Tensor) -> Any:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return the values, as a view where they are in CPU memory."""
-    tensor = dense(tensor).detach().cpu()
+    tensor = dense(tensor)
     if tensor.dtype is torch.bfloat16:  # NumPy has none of its own; the bits are the same
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: np.ndarray[Any, Any] = tensor.numpy()
+        return tensor.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
+    array: np.ndarray[Any, Any] = tensor.numpy(force=True)
     return array
 
 

@@ -226,19 +226,33 @@ _PLAIN = contextlib.nullcontext()
 
 
 def randomness() -> Context:
-    """Capture the state of the default generators."""
-    state = torch.get_rng_state()
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    """Capture the state of the default generators; what is captured is shared while nobody draws a number."""
+    global _latest
+    on_cpu = torch.get_rng_state().numpy().tobytes()
+    if torch.cuda.is_initialized():
+        return _Randomness(on_cpu, torch.cuda.get_rng_state_all())
+    latest = _latest
+    if latest.on_cpu != on_cpu:  # 5 KB, which thousands of residuals keep
+        _latest = latest = _Randomness(on_cpu)
+    return latest
+
+
+class _Randomness:
+    """The state of the default generators. Called, it makes a context in which they have it."""
+
+    def __init__(self, on_cpu: bytes, on_devices: Sequence[Tensor] = ()) -> None:
+        self.on_cpu, self._on_devices = on_cpu, on_devices
 
     @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        with torch.random.fork_rng(devices=range(len(on_devices))):
-            torch.set_rng_state(state)
-            for device, on_device in enumerate(on_devices):
+    def __call__(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=range(len(self._on_devices))):
+            torch.set_rng_state(torch.frombuffer(bytearray(self.on_cpu), dtype=torch.uint8))
+            for device, on_device in enumerate(self._on_devices):
                 torch.cuda.set_rng_state(on_device, device)
             yield
 
-    return entered
+
+_latest = _Randomness(b"")
 
 
 def _autocast() -> list[torch.dtype | None]:
