@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -99,7 +100,7 @@ class BatchedRelay(Relay):
         """Return the plan of an evaluation, from that of one example."""
         size = next(spec.shape[a] for spec, a in zip(specs, self._axes, strict=True) if a is not None and spec.shape)
         one = self._inner.abstract([s.without(a) for s, a in zip(specs, self._axes, strict=True)], wanted)
-        return Abstract([spec.with_first(size) for spec in one.specs], one.differentiable, one.structure, None)
+        return replace(one, specs=[spec.with_first(size) for spec in one.specs])
 
     def located(self, xs: Sequence[Tensor | None], error: UnsupportedTensorError) -> UnsupportedTensorError:
         """Find the input that cannot cross and name it."""

@@ -21,14 +21,14 @@ from polybridge.core.relay import Relay
 Tensor = Any
 
 
-def pull(back: Relay, primals: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
+def pull(back: Relay, primals: Sequence[Tensor | None], cts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
     """Evaluate the pull of order `len(cts)`.
 
     Args:
         back: the pullback of the forward.
-        primals: of the forward.
+        primals: of the forward; None for one that need not be at hand, since the residual has its value.
         cts: the cotangents of each order: those of the first for the differentiable results of the function, those of
-            every further one for each result of the order before.
+            every further one for each result of the order before. None stands for zero.
 
     Returns:
         A cotangent for each primal and each cotangent of the earlier orders; None where there is no influence.

@@ -109,15 +109,15 @@ def test_weighted_by_grad_ys(session):
 
 
 def test_fetching_the_value_alone_leaves_no_residual(session):
-    from polybridge.backends.tensorflow import callbacks
+    from polybridge.core import residuals
 
     x = v1.placeholder(tf.float32, [2])
     y = to_tf(lambda x: x**2)(x)
     tf.gradients(y, x)
-    before = len(callbacks._residuals)
+    before = len(residuals._residuals)
     for _ in range(5):
         session.run(y, {x: [3, 4]})
-    assert len(callbacks._residuals) == before
+    assert len(residuals._residuals) == before
 
 
 @pytest.mark.parametrize("resource", [True, False])

@@ -36,13 +36,6 @@ def test_a_saved_model_is_refused_by_name(dtype, tmp_path, capfd):
         assert part in str(error)
 
 
-def test_a_gradient_in_vectorized_map_names_map_fn():
-    f = to_tf(lambda x: x * x)
-    with pytest.raises(Exception, match=r"tf\.map_fn"):
-        tf.function(lambda x: tf.vectorized_map(lambda x: with_gradient(f, x)[1], x))(tf.ones([4, 2]))
-    assert isinstance(polybridge.last_error(), polybridge.ResidualError)
-
-
 class Dense(keras.layers.Layer):
     """A dense layer whose product is computed by torch, or natively."""
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polybridge.backends.jax import convert, tokens
+from polybridge.backends.jax import convert
 from polybridge.backends.jax.buffers import BUFFERS
-from polybridge.core import orders, residuals
+from polybridge.core import orders, residuals, tokens
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import Axes, BatchedRelay, batched
 from polybridge.core.errors import PromisedShapeError
@@ -24,6 +24,7 @@ from polybridge.core.specs import TensorSpec, dtype
 Tensor = Any
 Array = np.ndarray[Any, Any]
 AnyRelay = FunctionRelay | BatchedRelay
+TOKEN = np.dtype(np.uint32)  # of two for each number of a token: JAX may have no 64 bits
 _PLANS = 256  # signatures whose plans one operation remembers
 
 
@@ -93,7 +94,7 @@ class Operation:
         if not convert.narrows():  # else the dtypes of the source are not those of the arrays
             found = Abstract(list(map(convert.spec, leaves)), outcome.differentiable, outcome.structure, None)
             self._remember(tuple(map(convert.spec, xs)), found)
-        return leaves if back is None else [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows))]
+        return leaves if back is None else [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows).view(TOKEN))]
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return the pull of order `len(cts)`; see `core.orders`."""
@@ -124,7 +125,7 @@ class Operation:
             outcome, back = self.host.vjp(xs, differentiable(xs))
             arrays: list[Any] = outcome.leaves
             *outs, token = outs
-            tokens.write(np.asarray(token), residuals.stash(back, arrays, randomness))
+            tokens.write(np.asarray(token).view(np.int64), residuals.stash(back, arrays, randomness))
         else:  # the first run is differentiated, to see whether it holds weights
             outcome = self.host(xs) if self.host.told else self.host.vjp(xs, ())[0]
         leaves: list[Any] = outcome.leaves
@@ -231,7 +232,8 @@ def _pull(
 
 
 def _kept(relay: AnyRelay, token: Tensor, xs: Sequence[Tensor]) -> Relay:
-    return residuals.stashed(tokens.read(np.asarray(token)), lambda: _again(relay, xs))
+    number = tokens.read(np.ascontiguousarray(token).view(np.int64))
+    return residuals.stashed(number, lambda: _again(relay, xs))
 
 
 def _primals(xs: Sequence[Tensor]) -> list[Tensor]:

@@ -29,8 +29,9 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import PartitionSpec
 
-from polybridge.backends.jax import convert, tokens
-from polybridge.backends.jax.operations import Operation, differentiable
+from polybridge.backends.jax import convert
+from polybridge.backends.jax.operations import TOKEN, Operation, differentiable
+from polybridge.core import tokens
 from polybridge.core.callbacks import as_caller
 from polybridge.core.errors import CompilationError
 from polybridge.core.specs import TensorSpec, dtype
@@ -162,7 +163,7 @@ def _evaluate_now(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, .
 
 @evaluate_p.def_abstract_eval
 def _evaluate_type(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[ShapedArray]:
-    token = [_like(xs, (*rows, tokens.SIZE), np.uint32)] if keep else []
+    token = [_like(xs, (*rows, 2 * tokens.SIZE), TOKEN)] if keep else []
     return [*(_type(spec, xs) for spec in operation.plan(xs).specs), *token]
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.record import record_operation
 from tensorflow.python.eager.record import stop_recording as stop_recording  # no public one stops every tape
 from tensorflow.python.ops import control_flow_util, gen_script_ops, script_ops
+from tensorflow.python.ops.parallel_for import pfor
 
 
 def is_followed(tensors: Sequence[tf.Tensor]) -> bool:
@@ -72,7 +73,11 @@ def record(
 
 
 def py_function(
-    fn: Callable[..., Sequence[tf.Tensor]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    fn: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    gradient: Any = None,
+    vectorise: Callable[[Batch], Sequence[tf.Tensor]] | None = None,
 ) -> Sequence[tf.Tensor]:
     """Add the operation of `tf.py_function` to the graph being built, for a function that is differentiated otherwise.
 
@@ -83,8 +88,11 @@ def py_function(
         fn: takes eager tensors and returns a sequence of them, of `dtypes`.
         inputs: graph tensors.
         dtypes: of the results.
+        gradient: what `gradient_of` the operation returns.
+        vectorise: adds the operation for a batch to the graph, and returns its results with the examples along axis 0.
     """
     callback = _Callback(fn, list(dtypes), False)
+    callback.gradient = gradient
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
@@ -94,10 +102,21 @@ def py_function(
     found: Any = gen_script_ops.eager_py_func(
         input=list(inputs), token=script_ops._py_funcs.insert(callback), is_async=False, Tout=list(dtypes)
     )
-    return found if dtypes else []
+    if not dtypes:
+        return []
+    if vectorise is not None:
+        _convert_with(found[0].op, vectorise)
+    return found
+
+
+def gradient_of(op: Any) -> Any:
+    """Return the gradient that an operation, or the one that it is a copy of, was made with."""
+    return script_ops._py_funcs.get(op.get_attr("token").decode()).gradient
 
 
 class _Callback(script_ops.EagerFunc):
+    gradient: Any
+
     def __call__(self, device: str | None, token: bytes, args: Sequence[tf.Tensor]) -> Any:
         if device is not None:  # not the CPU's, where results are made
             return super().__call__(device, token, args)
@@ -105,6 +124,49 @@ class _Callback(script_ops.EagerFunc):
             return self._func(*args)
         with context.eager_mode():
             return self._func(*args)
+
+
+class Batch:
+    """The inputs of an operation for all examples that `tf.vectorized_map` or a Jacobian wants at once."""
+
+    def __init__(self, given: pfor._PforInput) -> None:
+        """Keep what TensorFlow gives."""
+        self._given = given
+
+    @property
+    def inputs(self) -> list[tf.Tensor]:
+        """The inputs; those that are stacked have one more axis, the first."""
+        return [x.t for x in self._given.inputs]
+
+    @property
+    def stacked(self) -> list[bool]:
+        """Whether each input has one value for each example, and not one that they share."""
+        return [x.is_stacked for x in self._given.inputs]
+
+    def stack(self, positions: Iterable[int]) -> None:
+        """Give each example its own of these inputs.
+
+        Raises:
+            ConversionNotImplementedError: there are none, so that TensorFlow has to loop.
+        """
+        positions = list(positions)
+        if not self._given.inputs:
+            raise pfor.ConversionNotImplementedError("it has no inputs")
+        self._given.stack_inputs(positions)
+
+    def reads(self, position: int) -> bool:
+        """Whether a result of the operation for one example is read, or leaves its graph."""
+        result = self._given.outputs[position]
+        return bool(result.consumers()) or any(y is result for y in getattr(result.graph, "outputs", ()))
+
+
+def _convert_with(op: Any, vectorise: Callable[[Batch], Sequence[tf.Tensor]]) -> None:
+    """Have an operation vectorised by a function of its own.
+
+    A converter that is registered for a type of operation would be asked about every `tf.py_function`, and there may be
+    one only. TensorFlow asks an operation itself first, which is how it converts loops.
+    """
+    op.pfor_converter = lambda given: [pfor.wrap(y) for y in vectorise(Batch(given))]
 
 
 def not_for_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

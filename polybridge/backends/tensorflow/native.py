@@ -10,9 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks, convert
-from polybridge.core import forks
+from polybridge.core import forks, orders, residuals, tokens
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
+from polybridge.core.batching import BatchedRelay, Looped, batched
 from polybridge.core.callbacks import as_caller
 from polybridge.core.errors import CompilationError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
@@ -73,8 +74,10 @@ def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
 def _pulled_in_graph(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
     """Pull symbolic cotangents back through an evaluation that was eager."""
     plan = Abstract([], (True,) * len(cts), None, None)
-    pull = _Pull(back.call, lambda _: back, as_caller(back.exchange.source), plan, ())
-    return pull(tf.constant([0], tf.int64), primals, cts)
+    pull = _Pull(back.call, as_caller(back.exchange.source), plan, _first_order(len(cts)))
+    with tf.init_scope():  # a value that the graph holds; its callbacks live as long as TensorFlow
+        token = _token(back)
+    return pull(token, primals, cts)
 
 
 def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstract]) -> Outcome:
@@ -82,95 +85,182 @@ def _in_graph(relay: FunctionRelay, xs: Sequence[Tensor], plans: dict[Any, Abstr
     forks.check(relay.call)
     if _private.in_xla_context():
         raise CompilationError.in_xla(relay.call)
-    specs = tuple(map(convert.spec, xs))
-    wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
-    followed = relay.exchange.source.differentiating()
-    key = specs, followed, relay.exchange.source.narrows()
-    plan = plans.get(key)
-    if plan is None:
-        plan = plans[key] = relay.abstract(specs, wanted)
-    promised = list(map(_tf_spec, plan.specs))
-    exact = [(spec.shape, tf.as_dtype(spec.dtype)) for spec in plan.specs]
-    caller = as_caller(relay.exchange.source)
+    source = relay.exchange.source
+    results, plan = _Evaluation(relay, as_caller(source), source.differentiating(), plans, 0)(xs)
+    return Outcome(results[: len(plan.specs)], plan.structure, plan.differentiable)
 
-    def evaluate(*values: Tensor) -> list[Tensor]:
-        look = followed and not relay.told  # one differentiated run, to see whether it holds weights
-        outcome = relay.vjp(values, ())[0] if look else relay(values)
-        return checked(outcome)
 
-    def differentiate(*values: Tensor) -> list[Tensor]:
-        outcome, back = relay.vjp(values, wanted)
-        return [*checked(outcome), callbacks.keep(back)]
+@dataclass(frozen=True)
+class _Evaluation:
+    """An evaluation in a graph.
 
-    def checked(outcome: Outcome) -> list[Tensor]:
-        found = [(_private.shape_of(y), y.dtype) for y in outcome.leaves if y is not None]
-        return outcome.leaves if found == exact else _admitted(outcome, plan, relay.call)
+    Args:
+        relay: what is evaluated.
+        caller: runs a function as the thread that traced the call would.
+        followed: whether that thread wants derivatives.
+        plans: those that are known, by relay and inputs.
+        batches: how many axes of examples every result has, the first ones.
+    """
 
-    def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
-        *outputs, token = results
-        taken = [ct for ct, is_output in zip(_filled(cts[:-1], outputs), plan.differentiable, strict=True) if is_output]
-        pull = _Pull(relay.call, callbacks.kept, caller, plan, ())
-        return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
+    relay: FunctionRelay | BatchedRelay
+    caller: Callable[..., Any]
+    followed: bool
+    plans: dict[Any, Abstract]
+    batches: int
 
-    if wanted and any(plan.differentiable) and followed:
-        token = tf.TensorSpec([1], tf.int64)
-        *leaves, _ = callbacks.call(relay.call, partial(caller, differentiate), xs, [*promised, token], gradient)
-    else:
-        leaves = callbacks.call(relay.call, partial(caller, evaluate), xs, promised, callbacks.without_gradient)
-    return Outcome(leaves, plan.structure, plan.differentiable)
+    def __call__(self, xs: Sequence[Tensor]) -> tuple[list[Tensor], Abstract]:
+        """Return the results, after which comes a token for the residual if there is a derivative, and their plan."""
+        relay = self.relay
+        specs = tuple(map(convert.spec, xs))
+        wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
+        plan = self._plan(specs, wanted)
+        promised = list(map(_tf_spec, plan.specs))
+        exact = [(spec.shape, tf.as_dtype(spec.dtype)) for spec in plan.specs]
+
+        def evaluate(*values: Tensor) -> list[Tensor]:
+            look = self.followed and not relay.told  # one differentiated run, to see whether it holds weights
+            outcome = relay.vjp(values, ())[0] if look else relay(values)
+            return checked(outcome)
+
+        def differentiate(*values: Tensor) -> list[Tensor]:
+            outcome, back = relay.vjp(values, wanted)
+            leaves = checked(outcome)
+            rows = _private.shape_of(leaves[0])[: self.batches]
+            return [*leaves, _token(back, rows)]
+
+        def checked(outcome: Outcome) -> list[Tensor]:
+            found = [(_private.shape_of(y), y.dtype) for y in outcome.leaves if y is not None]
+            return outcome.leaves if found == exact else _admitted(outcome, plan, relay.call)
+
+        def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
+            *outputs, token = results
+            taken = [ct for ct, taken in zip(_filled(cts[:-1], outputs), plan.differentiable, strict=True) if taken]
+            pull = _Pull(relay.call, self.caller, plan, _first_order(len(taken)))
+            return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
+
+        keeps = bool(wanted) and any(plan.differentiable) and self.followed
+        if keeps:
+            rows = promised[0].shape[: self.batches]
+            promised.append(tf.TensorSpec([*rows, tokens.SIZE], tf.int64))
+        run, of_run = (differentiate, gradient) if keeps else (evaluate, callbacks.without_gradient)
+        call = partial(self.caller, run)
+        return callbacks.call(relay.call, call, xs, promised, of_run, partial(self._vectorised, keeps)), plan
+
+    def _plan(self, specs: tuple[TensorSpec, ...], wanted: Sequence[int]) -> Abstract:
+        key = self.relay, specs, self.followed, self.relay.exchange.source.narrows()
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = self.relay.abstract(specs, wanted)
+        return plan
+
+    def _vectorised(self, keeps: bool, batch: _private.Batch) -> list[Tensor]:
+        """Return the results and the token of one evaluation of the whole batch.
+
+        Where somebody differentiates inside of the batch, each example has a derivative also in what they share. Where
+        they share everything, each has an evaluation of its own nevertheless, as in a loop: it may be random.
+        """
+        shared = [i for i, stacked in enumerate(batch.stacked) if not stacked]
+        if keeps and batch.reads(-1):
+            batch.stack(i for i in shared if convert.is_differentiable(batch.inputs[i]))
+        if not any(batch.stacked):
+            batch.stack(shared)
+        axes = tuple(0 if stacked else None for stacked in batch.stacked)
+        over_batch = replace(self, relay=batched(self.relay, axes), batches=self.batches + 1)
+        return over_batch(batch.inputs)[0]
+
+
+Order = tuple[tuple[int, ...], int]
+"""The cotangents that an order takes: which of the results of the order before have one, and how many these are."""
+
+
+def _first_order(count: int) -> tuple[Order]:
+    return ((tuple(range(count)), count),)
 
 
 @dataclass(frozen=True)
 class _Pull:
-    """A pullback in a graph, of any order.
+    """A pullback in a graph, of any order; see `core.orders`.
 
     The callback finds the residual of the forward by its token and pulls back once for each earlier order before it
     pulls its own cotangents back; so a derivative that nobody asks for costs nothing in the lower orders.
 
     Args:
         call: how messages name the function.
-        residual: from the token to the pullback relay of first order.
         caller: runs a function as the thread that traced the call would.
         plan: of what is pulled back.
-        history: how many cotangents each earlier order took; they are the last of the primals.
+        orders: the cotangents of each; those of the earlier ones are the last of the primals.
+        loops: the axes of all primals and cotangents along which lie examples of one evaluation, the outermost first.
     """
 
     call: str
-    residual: Callable[[Tensor], Relay]
     caller: Callable[..., Any]
     plan: Abstract
-    history: tuple[int, ...]
+    orders: tuple[Order, ...]
+    loops: tuple[int, ...] = ()
 
     def __call__(self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the cotangents of the primals, None where the plan says that there is none."""
-        connected = [i for i, c in enumerate(self.plan.connected or (True,) * len(primals)) if c]
+        count = len(primals)
+        connected = [i for i, c in enumerate(self.plan.connected or (True,) * count) if c]
         if not connected:
-            return [None] * len(primals)
+            return [None] * count
         specs = [convert.spec(x) for x in primals]
-        count, own = len(primals), len(primals) - sum(self.history)
+        own = count - sum(len(taken) for taken, _ in self.orders[:-1])
+        places, results = self._places(own)
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
-            found = self._evaluate(token, values[own:], own)
-            return [tf.zeros_like(values[i]) if found[i] is None else found[i] for i in connected]
+            found = orders.pull(self._back(token, own), [None] * own, self._cotangents(values[own:]))
+            given = [found[places[i]] for i in connected]
+            return [tf.zeros_like(values[i]) if x is None else x for i, x in zip(connected, given, strict=True)]
 
         def gradient(
-            inputs: Sequence[Tensor], results: Sequence[Tensor], next_cts: Sequence[Tensor | None]
+            inputs: Sequence[Tensor], results_: Sequence[Tensor], next_cts: Sequence[Tensor | None]
         ) -> list[Tensor | None]:
             token, *values = inputs
-            pull = replace(self, plan=self.plan.back(specs), history=(*self.history, len(values) - count))
-            return [None, *pull(token, values, _filled(next_cts, results))]
+            order = tuple(places[i] for i in connected), results
+            pull = replace(self, plan=self.plan.back(specs), orders=(*self.orders, order))
+            return [None, *pull(token, values, _filled(next_cts, results_))]
+
+        def vectorised(batch: _private.Batch) -> list[Tensor]:
+            one_evaluation = not batch.stacked[0]
+            batch.stack(i for i, stacked in enumerate(batch.stacked) if i and not stacked)
+            token, *values = batch.inputs
+            loops = (0, *self.loops) if one_evaluation else tuple(axis + 1 for axis in self.loops)
+            found = replace(self, loops=loops)(token, values[:count], values[count:])
+            return [found[i] for i in connected]
 
         promised = [_tf_spec(specs[i]) for i in connected]
-        results = callbacks.call(self.call, partial(self.caller, evaluate), [token, *primals, *cts], promised, gradient)
-        return spread(results, connected, count)
+        call = partial(self.caller, evaluate)
+        return spread(
+            callbacks.call(self.call, call, [token, *primals, *cts], promised, gradient, vectorised), connected, count
+        )
 
-    def _evaluate(self, token: Tensor, cts: Sequence[Tensor], primals: int) -> Sequence[Tensor | None]:
-        """Pull the last of the cotangents back, after those of the earlier orders in turn."""
-        back, start = self.residual(token), 0
-        for taken in self.history:
-            _, back = back.vjp(cts[start : start + taken], range(primals + start + taken))
-            start += taken
-        return back(cts[start:]).leaves
+    def _places(self, own: int) -> tuple[list[int], int]:
+        """Return where the primals are among the results of `orders.pull`, and how many these are."""
+        places, start = list(range(own)), own
+        for taken, count in self.orders[:-1]:
+            places += [start + i for i in taken]
+            start += count
+        return places, start
+
+    def _cotangents(self, values: Sequence[Tensor]) -> list[Sequence[Tensor | None]]:
+        """Return the cotangents of each order; None for a result that the plan says is always zero."""
+        if len(self.orders) == 1:
+            return [values]
+        following = iter(values)
+        return [spread([next(following) for _ in taken], taken, count) for taken, count in self.orders]
+
+    def _back(self, token: Tensor, own: int) -> Relay:
+        back = residuals.kept(tokens.read(token.numpy()))
+        for axis in reversed(self.loops):
+            axes = [axis] * (own + self.orders[0][1])
+            back = Looped(back.exchange, self.call, back, axes, axes[:own])
+        return back
+
+
+def _token(back: Relay, rows: tuple[int, ...] = ()) -> Tensor:
+    """Return a tensor on memory that TensorFlow drops with its last reader, and the residual with it."""
+    return convert.from_dlpack(tokens.keep(back, rows).__dlpack__())
 
 
 def _admitted(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
