@@ -155,6 +155,11 @@ def _outside(create: Callable[..., Any], **options: Any) -> Any:
 _thread = threading.local()
 
 
+def is_planning() -> bool:
+    """Whether this thread evaluates in the graph of `placeholders`."""
+    return getattr(_thread, "planning", False) and not tf.executing_eagerly()
+
+
 def eagerly() -> contextlib.AbstractContextManager[None]:
     """Run eagerly, also while a graph is being built around the call."""
     return _PLAIN if tf.executing_eagerly() else tf.__internal__.eager_context.eager_mode()
@@ -162,7 +167,7 @@ def eagerly() -> contextlib.AbstractContextManager[None]:
 
 def _executing() -> contextlib.AbstractContextManager[None]:
     """Run eagerly; inside a callback of a running graph every `tf.function` too."""
-    if getattr(_thread, "planning", False) and not tf.executing_eagerly():
+    if is_planning():
         return _PLAIN
     return callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
 
