@@ -317,3 +317,58 @@ def test_tfpyth_checks_the_dtype(session):
         tfpyth.torch_from_tensorflow(session, [a], a * 2, tf.float64)
     with pytest.raises(TypeError, match="Tout"):
         tfpyth.tensorflow_from_torch(lambda a: a * 2, [a], tf.float64)
+
+
+# In the graphs of other frameworks.
+
+
+def compiled_by_torch(f, x):
+    """Return value and gradient of the sum, compiled as one graph."""
+    compiled, x = torch.compile(f, fullgraph=True, backend="aot_eager"), torch.tensor(x, requires_grad=True)
+    y = compiled(x)
+    y.sum().backward()
+    return y.detach().numpy(), x.grad.numpy()
+
+
+def compiled_by_jax(f, x):
+    """Return value and gradient of the sum, compiled as one graph."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    return jax.jit(f)(x), jax.jit(jax.grad(lambda x: f(x).sum()))(x)
+
+
+def doubled_thrice(x):
+    """Return x * 8, by a loop."""
+    return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), [0, x])[1]
+
+
+COMPILERS = {"torch": compiled_by_torch, "jax": compiled_by_jax}
+GRAPHS = {
+    "of a variable": (lambda x, v: tf.sin(x) * v, lambda x: (3 * np.sin(x), 3 * np.cos(x))),
+    "of a loop": (lambda x, v: doubled_thrice(x), lambda x: (8 * x, np.full_like(x, 8))),
+    "of a sum": (lambda x, v: tf.reduce_sum(x**2), lambda x: ((x**2).sum(), 2 * x)),
+    "that returns its input": (lambda x, v: x, lambda x: (x, np.ones_like(x))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::polybridge.DetachedStateWarning")
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_another_frameworks_compiler_finds_shapes_and_gradients(session, compiler, graph):
+    build, expected = GRAPHS[graph]
+    x = v1.placeholder(tf.float64, [3] if graph == "of a loop" else [None])  # a loop does not refine shapes
+    variable = v1.get_variable("v", initializer=np.float64(3))
+    f = polybridge.wrap(graph_function(session, [x], build(x, variable)), src="tf", dst=compiler)
+    session.run(v1.global_variables_initializer())
+    at = np.array([0.5, 1.0, 2.0])
+    for found, known in zip(COMPILERS[compiler](f, at), expected(at), strict=True):
+        np.testing.assert_allclose(found, known, rtol=1e-12)
+
+
+def test_an_input_without_influence_has_none_in_a_compiled_graph(session):
+    a, b = v1.placeholder(tf.float32, [2]), v1.placeholder(tf.float32, [2])
+    f = torch.compile(to_torch(session, [a, b], tf.sin(a)), fullgraph=True, backend="aot_eager")
+    x, unused = leaf([1.0, 2.0]), leaf([1.0, 2.0])
+    f(x, unused).sum().backward()
+    assert x.grad is not None and unused.grad is None

@@ -40,7 +40,8 @@ class TensorFlowBackend(Backend):
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return a copy of the values."""
-        return convert.from_numpy(array)
+        with source.eagerly():  # a value, also while a graph is being built around the call
+            return convert.from_numpy(array)
 
     def vjp(self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
         """Evaluate under a tape."""

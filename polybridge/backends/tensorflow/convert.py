@@ -83,5 +83,4 @@ def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
 
 def from_numpy(array: np.ndarray[Any, Any]) -> tf.Tensor:
     """Return a tensor of a copy of the values: TensorFlow may keep the memory that it is handed."""
-    with tf.init_scope():  # a value, also while a function is being traced
-        return tf.convert_to_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    return tf.convert_to_tensor(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private
+from polybridge.backends.tensorflow import _private, source
 from polybridge.core import trees
 from polybridge.core.errors import ArgumentError, DetachedStateWarning, NotDifferentiableError, warn
 from polybridge.core.specs import SUPPORTED
@@ -76,21 +76,38 @@ class _Computation:
     def differentiate(self, values: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], kept: Kept) -> list[tf.Tensor]:
         """Return the outputs as eager tensors whose gradient is the derivative's evaluation."""
 
-        def record(*xs: tf.Tensor) -> Any:
-            def gradient(*cts: tf.Tensor) -> list[tf.Tensor | None]:
-                back, connected = self.back
-                inputs = [*xs, *(cts[i] for i in self.differentiable)]
-                found = back.evaluate(inputs, kept)
-                if _private.is_followed(inputs):
-                    found = back.differentiate(inputs, found, kept)
-                gradients: list[tf.Tensor | None] = [None] * len(xs)
-                for position, value in zip(connected, found, strict=True):
-                    gradients[self.wanted[position]] = value
-                return gradients
+        def pull(back: _Computation, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+            found = back.evaluate(inputs, kept)
+            return back.differentiate(inputs, found, kept) if _private.is_followed(inputs) else found
 
-            return list(outputs), gradient
+        def record(*xs: tf.Tensor) -> Any:
+            return list(outputs), lambda *cts: self._pulled(pull, xs, cts)
 
         return list(tf.custom_gradient(record)(*values))
+
+    def plan(self, values: Sequence[GraphTensor]) -> list[GraphTensor]:
+        """Return the outputs in the graph of a plan: a copy that nobody runs, and that tapes follow as the original."""
+        found = tf.graph_util.import_graph_def(
+            self.graph.as_graph_def(add_shapes=True),
+            input_map={x.name: v for x, v in zip(self.inputs, values, strict=True)},
+            return_elements=[y.name for y in self.outputs],
+        )
+        outputs = list(map(tf.identity, found))  # an output may be an input
+        _private.record(outputs, list(values), lambda *cts: self._pulled(_Computation.plan, values, cts))
+        return outputs
+
+    def _pulled(
+        self,
+        pull: Callable[[_Computation, Sequence[Any]], Sequence[Any]],
+        xs: Sequence[Any],
+        cts: Sequence[Any],
+    ) -> list[Any]:
+        """Return the cotangent of each input, None where nothing depends on it."""
+        back, connected = self.back
+        gradients: list[Any] = [None] * len(xs)
+        for position, value in zip(connected, pull(back, [*xs, *(cts[i] for i in self.differentiable)]), strict=True):
+            gradients[self.wanted[position]] = value
+        return gradients
 
     def _feeds(self, values: Sequence[tf.Tensor]) -> dict[GraphTensor, Any]:
         return {x: v.numpy() for x, v in zip(self.inputs, values, strict=True)}
@@ -108,6 +125,8 @@ class _Function(_Computation):
         self._told = False
 
     def __call__(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if source.is_planning():
+            return self.plan(values)
         arrays = [v.numpy() for v in values]
         if not _private.is_followed(values):
             return list(map(tf.convert_to_tensor, self._run(*arrays)))

@@ -180,6 +180,11 @@ def _planning() -> Iterator[None]:
         _thread.planning = before
 
 
+def is_planning() -> bool:
+    """Whether this thread evaluates in the graph of a plan."""
+    return _thread.planning and not tf.executing_eagerly()
+
+
 def eagerly() -> contextlib.AbstractContextManager[None]:
     """Run eagerly, also while a graph is being built around the call."""
     return _PLAIN if tf.executing_eagerly() or _thread.planning else tf.__internal__.eager_context.eager_mode()

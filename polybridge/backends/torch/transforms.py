@@ -154,6 +154,8 @@ class _Push(torch.autograd.Function):
     @staticmethod
     def forward(counts: tuple[int, int], token: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         primals, zeros, tangents = _thirds(counts, values)
+        if compiled.is_traced((token, *values)):  # graphs have the pull alone
+            return tuple(compiled.pull((*counts, len(tangents)), token, values)[len(primals) :])
         with torch.enable_grad():
             return tuple(orders.push(residuals.kept(int(token[0])), primals, zeros, tangents))
 
@@ -220,7 +222,7 @@ def _push(
     tangents: Sequence[Tensor],
 ) -> Sequence[Tensor]:
     """Return the derivative in the direction of `tangents`, one like each of `zeros`; see `core.orders`."""
-    if len(counts) == 1 and not compiled.is_traced((token, *values)):
+    if len(counts) == 1:
         tangent: Sequence[Tensor] = _Push.apply((*counts, len(zeros)), token, *values, *zeros, *tangents)  # type: ignore[no-untyped-call]
         return tangent
     found = _pull((*counts, len(zeros), len(values)), token, [*values, *zeros, *tangents])

@@ -1,0 +1,1 @@
+"""Many functions of each framework, under the derivative checkers of the others."""
