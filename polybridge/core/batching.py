@@ -86,7 +86,7 @@ class BatchedRelay(Relay):
         self._inner, self._axes = inner, axes
         self._vectorised = FunctionRelay(self.program, inner.exchange)
         self._vectorised.told = True
-        self._loops = False
+        self._loops: bool | None = None  # not known yet
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Evaluate."""
@@ -107,22 +107,31 @@ class BatchedRelay(Relay):
         return self._vectorised.located(xs, error)
 
     def _evaluate(self, evaluate: Callable[[Relay], T], xs: Sequence[Tensor | None]) -> T:
-        if not self._loops:
+        warning = self._refusal(xs) if self._loops is None else None
+        if not self._loops and warning is None:
+            self._loops = False
             try:
-                if not self.program.vectorises:
-                    raise NotImplementedError("its derivative is a rule for one example")
                 return evaluate(self._vectorised)
             except PolybridgeError:
                 raise
             except Exception as error:  # the source's; if it is the user's own, the loop raises it again
                 warning = LoopWarning.because(self.call, error)  # the error itself would hold this frame
-        looped = Looped(self.exchange, self.call, self._inner, self._axes)
-        result = evaluate(looped)
+        result = evaluate(Looped(self.exchange, self.call, self._inner, self._axes))
         if not self._loops:
             self._loops = True
-            if self._inner_vectorises():
+            if warning is not None and self._inner_vectorises():
                 warn(warning)
         return result
+
+    def _refusal(self, xs: Sequence[Tensor | None]) -> LoopWarning | None:
+        """Return why the function cannot be vectorised, found on placeholders: a run that fails may move state."""
+        if not self.program.vectorises:
+            return LoopWarning.because(self.call, NotImplementedError("its derivative is a rule for one example"))
+        try:
+            self._vectorised.abstract([self.exchange.dest.spec(x) for x in xs], ())
+        except Exception as error:
+            return LoopWarning.because(self.call, error.__cause__ or error)
+        return None
 
     def _inner_vectorises(self) -> bool:
         return not (isinstance(self._inner, BatchedRelay) and self._inner._loops)
@@ -187,7 +196,7 @@ class Looped(Relay):
         places = self._places or (0,) * len(columns)
         leaves = [self._join(column, place) for column, place in zip(columns, places, strict=True)]
         connected = tuple(map(any, zip(*(outcome.differentiable for outcome in outcomes), strict=True)))
-        return Outcome(leaves, outcomes[0].structure, connected)
+        return Outcome(leaves, outcomes[0].structure, connected, outcomes[0].dtypes)
 
     def _join(self, column: Sequence[Tensor | None], place: int | None) -> Tensor | None:
         dest = self.exchange.dest

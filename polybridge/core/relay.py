@@ -43,15 +43,17 @@ class Outcome:
         leaves: the tensors; None where a cotangent is structurally zero.
         structure: how they form the function's own result; None for a derivative.
         differentiable: for each leaf, whether a cotangent of it is taken by `back`.
+        dtypes: of the leaves in the source, where the destination may have narrowed them.
     """
 
     leaves: list[Tensor | None]
     structure: Structure | None
     differentiable: tuple[bool, ...]
+    dtypes: Sequence[str | None] | None = None
 
     def with_leaves(self, leaves: list[Tensor | None]) -> Outcome:
         """Return the same outcome with other tensors, such as those that a tape follows."""
-        return Outcome(leaves, self.structure, self.differentiable)
+        return Outcome(leaves, self.structure, self.differentiable, self.dtypes)
 
 
 class Relay(ABC):
@@ -120,13 +122,13 @@ class FunctionRelay(Relay):
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
         dest, source = self.exchange.dest, self._source
-        taken = _dtypes(source, results.tensors) if dest.narrows() else None
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
         given = _dtypes(dest, [xs[i] for i in wanted]) if source.narrows() else None
-        if taken is not None:
-            taken = [name for name, is_output in zip(taken, outcome.differentiable, strict=True) if is_output]
+        taken = None
+        if outcome.dtypes is not None:
+            taken = [name for name, is_output in zip(outcome.dtypes, outcome.differentiable, strict=True) if is_output]
         back = PullbackRelay(
             self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, given, taken
         )
@@ -179,8 +181,9 @@ class FunctionRelay(Relay):
         return fn([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
     def _handed_over(self, results: Results) -> Outcome:
+        dtypes = _dtypes(self._source, results.tensors) if self.exchange.dest.narrows() else None
         leaves = _given(self.exchange, results.tensors, self.call, results.structure)
-        return Outcome(leaves, results.structure, results.differentiable)
+        return Outcome(leaves, results.structure, results.differentiable, dtypes)
 
     def _tell(self, pullback: Pullback) -> None:
         """Warn once of trainable state that the program reads without getting it as an input."""

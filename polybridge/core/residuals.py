@@ -59,13 +59,11 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         randomness: from `Backend.randomness`, before the forward.
     """
     number = next(_numbers)
+    forward = _Forward(_fingerprint(outputs), randomness)
     with _lock:
-        _stashed[number] = back
-        _forwards[number] = _Forward(_fingerprint(outputs), randomness)
+        _stashed[number] = back, forward
         if len(_stashed) > _STASHED:
-            _stashed.popitem(last=False)
-        if len(_forwards) > _FORWARDS:
-            _forwards.popitem(last=False)
+            _remember(*_stashed.popitem(last=False))
     return number
 
 
@@ -83,12 +81,13 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if found is not None:
         return found[0]
     with _lock:
-        back = _stashed.pop(number, None)
-        if back is not None:  # most are asked for once: those that were make room before the others
-            _used[number] = back
+        waiting = _stashed.pop(number, None)
+        if waiting is not None:  # most are asked for once: those that were make room before the others
+            _remember(number, waiting)
+            _used[number] = waiting[0]
             while len(_used) > _USED:
                 _used.popitem(last=False)
-            return back
+            return waiting[0]
         back = _used.get(number)
         if back is not None:
             return back
@@ -102,6 +101,13 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     with _lock:
         _used[number] = back
     return back
+
+
+def _remember(number: int, waiting: tuple[Relay, _Forward]) -> None:
+    """Keep what it takes to evaluate again; under the lock."""
+    _forwards[number] = waiting[1]
+    if len(_forwards) > _FORWARDS:
+        _forwards.popitem(last=False)
 
 
 class _Forward(NamedTuple):
@@ -121,13 +127,10 @@ def _samples(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 _SAMPLES = 64  # values of each output
-_STASHED, _USED, _FORWARDS = (
-    256,
-    4,
-    4096,
-)  # entries: residuals that wait, that were asked for, and what is known of them
+_STASHED, _USED = 4096, 4  # residuals that wait to be asked for, and that have been
+_FORWARDS = 1024  # of which is known what it takes to evaluate them again
 _lock = threading.Lock()  # never held while a framework is called
-_stashed: OrderedDict[int, Relay] = OrderedDict()
+_stashed: OrderedDict[int, tuple[Relay, _Forward]] = OrderedDict()
 _used: OrderedDict[int, Relay] = OrderedDict()
 _forwards: OrderedDict[int, _Forward] = OrderedDict()
 

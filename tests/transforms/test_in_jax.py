@@ -14,6 +14,7 @@ import torch
 from jax.test_util import check_grads
 
 import polybridge
+from polybridge.core import residuals
 
 Fn = Callable[..., Any]
 
@@ -217,12 +218,15 @@ def test_the_function_runs_once_per_step() -> None:
     assert len(calls) == 3
 
 
-def test_a_backward_that_comes_late_evaluates_again_with_the_same_random_numbers() -> None:
+def test_a_backward_that_comes_late_evaluates_again_with_the_same_random_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """More steps than residuals are kept for; the generator is put back for the second evaluation."""
+    monkeypatch.setattr(residuals, "_STASHED", 16)
     wrapped = into_jax(dropout)
 
     def run(x: Any) -> Any:
-        ys, pull = jax.vjp(lambda x: jax.lax.scan(lambda c, _: (c, wrapped(x)), 0.0, None, length=400)[1], x)
+        ys, pull = jax.vjp(lambda x: jax.lax.scan(lambda c, _: (c, wrapped(x)), 0.0, None, length=100)[1], x)
         return 2 * ys.sum(0), pull(jnp.ones_like(ys))[0]
 
     y, gradient = jax.jit(run)(ONES)
@@ -346,8 +350,6 @@ def test_a_pullback_that_compiled_code_returned_may_be_called_outside() -> None:
 
 
 def test_residuals_are_dropped_with_their_pullback() -> None:
-    from polybridge.core import residuals
-
     before = len(residuals._residuals)
     for _ in range(3):
         jax.vjp(into_jax(torch.sin), X)
@@ -355,12 +357,10 @@ def test_residuals_are_dropped_with_their_pullback() -> None:
 
 
 def test_a_forward_that_nobody_differentiates_keeps_no_residual() -> None:
-    from polybridge.core import residuals
-
     jax.block_until_ready(jax.jit(lambda x: jax.vjp(into_jax(torch.sin), x)[0])(X))
-    before = len(residuals._forwards)
+    before = len(residuals._stashed)
     jax.block_until_ready(jax.jit(lambda x: jax.vjp(into_jax(torch.sin), x)[0])(X))
-    assert len(residuals._forwards) == before
+    assert len(residuals._stashed) == before
 
 
 def test_weights_that_a_module_holds_are_named_under_jit() -> None:
@@ -392,3 +392,64 @@ def test_what_a_function_keeps_of_compiled_code_stays_what_it_was(src: str) -> N
         jax.block_until_ready(keeping(value))
     found = [x.numpy() for x in kept[-len(values) :]]
     np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_the_gradient_of_a_loop_is_that_of_its_values(staged: bool) -> None:
+    """JAX evaluates what does not vary in a loop once for all steps when it differentiates: with one mask."""
+    wrapped = into_jax(dropout)
+
+    def run(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, _: (carry + (y := wrapped(x)).sum(), y), 0.0, None, length=5)
+
+    grad = jax.grad(run, has_aux=True)
+    gradient, ys = (jax.jit(grad) if staged else grad)(ONES)
+    np.testing.assert_allclose(gradient, 2 * ys.sum(0))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_each_step_of_a_loop_draws_a_mask_of_its_own(staged: bool) -> None:
+    wrapped = into_jax(lambda x, step: dropout(x))
+
+    def run(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, step: (carry + (y := wrapped(x, step)).sum(), y), 0.0, jnp.arange(5))
+
+    grad = jax.grad(run, has_aux=True)
+    gradient, ys = (jax.jit(grad) if staged else grad)(ONES)
+    np.testing.assert_allclose(gradient, 2 * ys.sum(0))
+    assert all((ys[i] != ys[0]).any() for i in range(1, 5))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_a_branch_that_each_example_takes_or_not_has_its_gradient(staged: bool, src: str) -> None:
+    def loss(f: Fn) -> Fn:
+        return lambda x: jax.lax.cond(x[0] > 1, lambda x: f(x).sum(), lambda x: (x**2).sum(), x)
+
+    def examples(f: Fn) -> Any:
+        grad = jax.vmap(jax.grad(loss(f)))
+        return (jax.jit(grad) if staged else grad)(BATCH)
+
+    assert_close(examples(into_jax(NORMALISED[src], src)), examples(NORMALISED["jax"]))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_a_batch_of_no_examples_has_results_of_none(staged: bool) -> None:
+    def both(f: Fn) -> Any:
+        def call(x: Any) -> Any:
+            return jax.vmap(f)(x), jax.vmap(jax.grad(loss(f)))(x), jax.jacfwd(total(f))(x[:, 0])
+
+        return (jax.jit(call) if staged else call)(BATCH[:0])
+
+    assert_close(both(into_jax(torch.sin)), both(jnp.sin))
+
+
+def test_batch_norm_counts_a_batch_that_cannot_be_vectorised_once_for_each_example() -> None:
+    module = torch.nn.BatchNorm1d(3, affine=False, dtype=torch.float64)
+    with pytest.warns(polybridge.LoopWarning):
+        jax.vmap(into_jax(module))(jnp.stack([DATA[:, 0], DATA[:, 1]]))
+    assert module.num_batches_tracked == 2
+
+
+def test_eager_derivatives_need_no_plan_of_a_function_of_values() -> None:
+    wrapped = into_jax(lambda x: x * 2 if x.sum() > 0 else x)
+    assert_close(jax.grad(lambda x: wrapped(x).sum())(X), X * 0 + 2)

@@ -77,6 +77,8 @@ def dense(tensor: jax.Array) -> jax.Array:
         UnsupportedTensorError: as `dtype_name`, and arrays that are traced, deleted or spread over several devices.
     """
     dtype_name(tensor)
+    if not isinstance(tensor, jax.Array):  # a buffer of XLA, where compiled code differentiates what ran before it
+        return jnp.asarray(np.asarray(tensor).copy())
     if isinstance(tensor, jax.core.Tracer):
         raise UnsupportedTensorError("a traced array, which has no values")
     if tensor.is_deleted():

@@ -89,12 +89,20 @@ class Operation:
 
     def evaluate(self, xs: Sequence[Tensor], keep: bool, rows: tuple[int, ...]) -> list[Tensor]:
         """Return the results, and a token if the residual is to be kept. What came is the plan of what follows."""
+        randomness = self.relay.exchange.source.randomness() if rows else None
         outcome, back = self.relay.vjp(xs, differentiable(xs)) if keep else (self.relay(xs), None)
         leaves: list[Any] = outcome.leaves
-        if not convert.narrows():  # else the dtypes of the source are not those of the arrays
-            found = Abstract(list(map(convert.spec, leaves)), outcome.differentiable, outcome.structure, None)
-            self._remember(tuple(map(convert.spec, xs)), found)
-        return leaves if back is None else [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, rows).view(TOKEN))]
+        names: Sequence[Any] = outcome.dtypes or [x.dtype.name for x in leaves]
+        specs = [TensorSpec(x.shape, name) for x, name in zip(leaves, names, strict=True)]
+        found = Abstract(specs, outcome.differentiable, outcome.structure, None)
+        self._remember(tuple(map(convert.spec, xs)), found)
+        if back is None:
+            return leaves
+        if not rows:
+            return [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, ()).view(TOKEN))]
+        token = np.empty((*rows, tokens.SIZE), np.int64)  # which JAX may copy, as it takes examples apart
+        tokens.write(token, residuals.stash(back, list(map(np.asarray, leaves)), randomness))
+        return [*leaves, jnp.asarray(token.view(TOKEN))]
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return the pull of order `len(cts)`; see `core.orders`."""
@@ -113,7 +121,8 @@ class Operation:
         self, token: Tensor, xs: Sequence[Tensor], zeros: Sequence[Tensor], tangents: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the tangents of the results; see `core.orders`. Tangents are the same in both conventions."""
-        found = orders.push(_kept(self.relay, token, xs), _primals(xs), zeros, tangents)
+        back = _kept(self.relay, token, xs)
+        found = zeros if back is None else orders.push(back, _primals(xs), zeros, tangents)
         return [x if isinstance(x, jax.Array) else jnp.array(x) for x in found]
 
     # On the host, under compiled code.
@@ -156,7 +165,9 @@ class Operation:
         self, token: Any, xs: Sequence[Any], zeros: Sequence[Any], tangents: Sequence[Any], outs: Sequence[Any]
     ) -> None:
         """Write the tangents of the results into buffers of XLA."""
-        for out, x in zip(outs, orders.push(_kept(self.host, token, xs), _primals(xs), zeros, tangents), strict=True):
+        back = _kept(self.host, token, xs)
+        found = zeros if back is None else orders.push(back, _primals(xs), zeros, tangents)
+        for out, x in zip(outs, found, strict=True):
             _write(out, x)
 
     def conversions(self, xs: Sequence[Any], count: int) -> Conversions:
@@ -217,6 +228,8 @@ def _pull(
 ) -> list[Tensor | None]:
     """Return the pull in JAX's convention; `relay` evaluates the function again if the residual is gone."""
     back, primals = _kept(relay, token, xs), _primals(xs)
+    if back is None:
+        return [None] * (len(primals) + sum(map(len, cts[:-1])))
     taken = [
         [ct if ct.dtype == d else np.asarray(ct).astype(d) for ct, (d, _) in zip(*pair, strict=True)]
         for pair in zip(cts, conversions.cts, strict=True)
@@ -231,9 +244,10 @@ def _pull(
     return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]
 
 
-def _kept(relay: AnyRelay, token: Tensor, xs: Sequence[Tensor]) -> Relay:
+def _kept(relay: AnyRelay, token: Tensor, xs: Sequence[Tensor]) -> Relay | None:
+    """Return the residual; None where no example came to the call, so that nobody reads what its derivative is."""
     number = tokens.read(np.ascontiguousarray(token).view(np.int64))
-    return residuals.stashed(number, lambda: _again(relay, xs))
+    return residuals.stashed(number, lambda: _again(relay, xs)) if number else None
 
 
 def _primals(xs: Sequence[Tensor]) -> list[Tensor]:

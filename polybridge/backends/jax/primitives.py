@@ -259,6 +259,9 @@ def _evaluate_batch(
     args: Sequence[Any], dims: Sequence[int | None], operation: Operation, keep: bool, rows: tuple[int, ...]
 ) -> tuple[list[Any], list[int]]:
     size = _size(args, dims)
+    if not size:
+        types = _evaluate_type(*_examples(args, dims), operation=operation, keep=keep, rows=rows)
+        return _empty(types), [0] * len(types)
     # Where somebody differentiates inside of the batch, each example has a derivative also in what they share.
     spread = [d is not None or (keep and convert.is_differentiable(x)) for x, d in zip(args, dims, strict=True)]
     moved = [_first(x, d, size) if s else x for x, d, s in zip(args, dims, spread, strict=True)]
@@ -276,6 +279,9 @@ def _derivative_batch(
     counts: Counts,
 ) -> tuple[list[Any], list[int]]:
     size = _size(args, dims)
+    if not size:
+        types = _derivative_type(*_examples(args, dims), operation=operation, inputs=inputs, counts=counts)
+        return _empty(types), [0] * len(types)
     if dims[0] is not None:  # one evaluation of the whole batch
         spread = [d is not None or convert.is_differentiable(x) for x, d in zip(args, dims, strict=True)]
         moved = [_first(x, d, size) if s else x for x, d, s in zip(args, dims, spread, strict=True)]
@@ -295,6 +301,17 @@ def _derivative_batch(
     else:
         found = list(map(jnp.stack, zip(*map(example, range(size)), strict=True)))
     return found, [0] * len(found)
+
+
+def _examples(args: Sequence[Any], dims: Sequence[int | None]) -> list[ShapedArray]:
+    """Return the types of one example of a batch."""
+    types = map(_aval, args)
+    return [t if d is None else ShapedArray(np.delete(t.shape, d), t.dtype) for t, d in zip(types, dims, strict=True)]
+
+
+def _empty(types: Sequence[ShapedArray]) -> list[Any]:
+    """Return results like these of a batch of no examples."""
+    return [jnp.zeros((0, *t.shape), t.dtype) for t in types]
 
 
 def _size(args: Sequence[Any], dims: Sequence[int | None]) -> int:
