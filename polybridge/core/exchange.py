@@ -92,7 +92,7 @@ class Exchange:
 
     def widened(self, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:
         """Return a tensor of the destination with a dtype, which the source has narrowed on the way."""
-        if tensor is None or dtype_name is None or self.dest.spec(tensor).dtype == dtype_name:
+        if tensor is None or dtype_name is None or self.dest.dtype_name(tensor) == dtype_name:
             return tensor
         return self.dest.from_numpy(self.dest.to_numpy(tensor).astype(dtype(dtype_name)))
 

@@ -118,7 +118,7 @@ class FunctionRelay(Relay):
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        dtypes = [self.exchange.dest.spec(xs[i]).dtype for i in wanted] if self._source.narrows() else None
+        dtypes = [self.exchange.dest.dtype_name(xs[i]) for i in wanted] if self._source.narrows() else None
         back = PullbackRelay(self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, dtypes)
         self._loan.until(back)
         return outcome, back
@@ -230,7 +230,8 @@ class PullbackRelay(Relay):
         results = tuple(inputs[i] for i in wanted)
         dtypes = None
         if self._dtypes is not None:  # of the primals, which a graph leaves out, and of the cotangents
-            given = [*self._dtypes, *(None if x is None else self.exchange.dest.spec(x).dtype for x in self._own(xs))]
+            dest = self.exchange.dest
+            given = [*self._dtypes, *(None if x is None else dest.dtype_name(x) for x in self._own(xs))]
             dtypes = [given[i] for i in wanted]
         return outcome, PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, dtypes)
 

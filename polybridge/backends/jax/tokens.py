@@ -29,7 +29,7 @@ def keep(back: Relay, rows: tuple[int, ...]) -> Array:
 def write(token: Array, number: int) -> None:
     """Fill a token for a residual that is stashed."""
     if token.size == SIZE:
-        _ROW.pack_into(token, 0, number, 0, 1)
+        _ROW.pack_into(token.data, 0, number, 0, 1)
         return
     rows = token.reshape(-1, SIZE)
     rows[:, :2], rows[:, 2:] = np.array([number], np.uint64).view(np.uint32), _places(len(rows))
@@ -42,7 +42,7 @@ def read(token: Array) -> int:
         ResidualError: the rows are not those of one evaluation in their order.
     """
     rows = np.ascontiguousarray(token).reshape(-1, SIZE)
-    number, *place = _ROW.unpack_from(rows)
+    number, *place = _ROW.unpack_from(rows.data)
     if len(rows) == 1:
         is_whole = place == [0, 1]
     else:
