@@ -1,4 +1,4 @@
-"""Tokens of JAX carry a number of 64 bits in numbers of 32, and show when their rows are not those of one evaluation."""
+"""Tokens of JAX carry 64 bits in numbers of 32, and show when their rows are not those of one evaluation."""
 
 import numpy as np
 import pytest
