@@ -127,6 +127,10 @@ class Backend(ABC):
         array = self.to_numpy(tensor)
         return TensorSpec(array.shape, array.dtype.name)
 
+    def dtype_name(self, tensor: Tensor) -> str:
+        """Return the NumPy name of the dtype."""
+        return self.spec(tensor).dtype
+
     def is_differentiable(self, tensor: Tensor) -> bool:
         """Whether the tensor is floating or complex.
 

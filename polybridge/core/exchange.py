@@ -250,7 +250,7 @@ def _viewed(tensor: Tensor, origin: Backend) -> np.ndarray[Any, Any]:
 
 def widened(backend: Backend, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:
     """Return a tensor of a backend with the dtype that it had before the other side narrowed it."""
-    if tensor is None or dtype_name is None or backend.spec(tensor).dtype == dtype_name:
+    if tensor is None or dtype_name is None or backend.dtype_name(tensor) == dtype_name:
         return tensor
     return backend.from_numpy(backend.to_numpy(tensor).astype(dtype(dtype_name)))
 

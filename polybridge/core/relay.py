@@ -284,7 +284,7 @@ class PullbackRelay(Relay):
 
 
 def _dtypes(backend: Backend, tensors: Sequence[Tensor | None]) -> list[str | None]:
-    return [None if x is None else backend.spec(x).dtype for x in tensors]
+    return [None if x is None else backend.dtype_name(x) for x in tensors]
 
 
 def _is_spec(value: Any) -> bool:

@@ -174,8 +174,9 @@ class Operation:
         """Return those of pulls of order `count` at arrays of these types."""
         plan = self.plan(xs)
         primals = tuple(xs[i].dtype for i in differentiable(xs))
-        outputs = tuple(dtype(spec.dtype) for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d)
-        return conversions(primals, outputs, count)
+        outputs = [spec.dtype for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
+        narrowed = outputs != list(map(convert.narrowed_dtype, outputs))
+        return conversions(primals, tuple(map(dtype, outputs)), count, narrowed)
 
 
 def differentiable(xs: Sequence[Any]) -> list[int]:
@@ -193,29 +194,32 @@ class Conversions:
     Attributes:
         cts: for each order and cotangent its dtype in the source, and whether it is conjugated.
         outs: for each result whether it is conjugated.
-        plain: whether nothing is conjugated.
+        conjugates: whether anything is conjugated.
+        narrowed: whether the source's dtypes may be others than JAX's.
     """
 
     cts: list[list[tuple[Any, bool]]]
     outs: list[bool]
-    plain: bool
+    conjugates: bool
+    narrowed: bool
 
 
 @functools.lru_cache(maxsize=1024)
-def conversions(primals: tuple[Any, ...], outputs: tuple[Any, ...], count: int) -> Conversions:
+def conversions(primals: tuple[Any, ...], outputs: tuple[Any, ...], count: int, narrowed: bool = False) -> Conversions:
     """Return the conversions of a pull.
 
     Args:
         primals: the dtypes of the primals.
         outputs: the dtypes of the differentiable results in the source.
         count: the order.
+        narrowed: whether JAX has other dtypes for the results.
     """
     inner, outer = [(d, False) for d in primals], [(d, False) for d in outputs]
     cts = []
     for _ in range(count):
         cts.append([(d, not flag) for d, flag in outer])
         outer, inner = [(d, not flag) for d, flag in inner], inner + cts[-1]
-    return Conversions(cts, [flag for _, flag in outer], not any(d.kind == "c" for d, _ in inner))
+    return Conversions(cts, [flag for _, flag in outer], any(d.kind == "c" for d, _ in inner), narrowed)
 
 
 def _pull(
@@ -230,15 +234,16 @@ def _pull(
     back, primals = _kept(relay, token, xs), _primals(xs)
     if back is None:
         return [None] * (len(primals) + sum(map(len, cts[:-1])))
-    taken = [
-        [ct if ct.dtype == d else np.asarray(ct).astype(d) for ct, (d, _) in zip(*pair, strict=True)]
-        for pair in zip(cts, conversions.cts, strict=True)
-    ]
-    if conversions.plain:
-        return orders.pull(back, primals, taken)
+    if conversions.narrowed:
+        cts = [
+            [ct if ct.dtype == d else np.asarray(ct).astype(d) for ct, (d, _) in zip(*pair, strict=True)]
+            for pair in zip(cts, conversions.cts, strict=True)
+        ]
+    if not conversions.conjugates:
+        return orders.pull(back, primals, cts)
     taken = [
         [_conj(conj, ct, flag) for ct, (_, flag) in zip(*pair, strict=True)]
-        for pair in zip(taken, conversions.cts, strict=True)
+        for pair in zip(cts, conversions.cts, strict=True)
     ]
     found = orders.pull(back, primals, taken)
     return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]

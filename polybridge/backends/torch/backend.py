@@ -54,6 +54,10 @@ class TorchBackend(Backend):
         """Return shape and dtype."""
         return convert.spec(tensor)
 
+    def dtype_name(self, tensor: Tensor) -> str:
+        """Return the name of the dtype."""
+        return convert.dtype_name(tensor)
+
     def is_differentiable(self, tensor: Tensor) -> bool:
         """Whether it is floating or complex."""
         return convert.is_differentiable(tensor)
