@@ -330,6 +330,12 @@ def test_an_eager_jacobian_or_map_keeps_no_residual() -> None:
     assert len(residuals._residuals) == before
 
 
+def test_weights_that_a_module_holds_are_named_in_a_map(staged: Callable[[Fn], Fn]) -> None:
+    wrapped = into_tf(torch.nn.Linear(3, 2, dtype=torch.float64))
+    with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
+        staged(lambda: mapped(wrapped)(X))()
+
+
 def test_a_py_function_of_somebody_else_is_converted_as_before() -> None:
     def double(x: Any) -> Any:
         return tf.py_function(lambda x: x * 2, [x], tf.float64)

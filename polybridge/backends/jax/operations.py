@@ -89,7 +89,10 @@ class Operation:
 
     def evaluate(self, xs: Sequence[Tensor], keep: bool, rows: tuple[int, ...]) -> list[Tensor]:
         """Return the results, and a token if the residual is to be kept. What came is the plan of what follows."""
-        outcome, back = self.relay.vjp(xs, differentiable(xs)) if keep else (self.relay(xs), None)
+        if keep:
+            outcome, back = self.relay.vjp(xs, differentiable(xs))
+        else:  # the first run is differentiated, to see whether it holds weights
+            outcome, back = (self.relay(xs) if self.relay.told else self.relay.vjp(xs, ())[0]), None
         leaves: list[Any] = outcome.leaves
         found = Abstract(list(map(convert.spec, leaves)), outcome.differentiable, outcome.structure, None)
         self._remember(tuple(map(convert.spec, xs)), found)
