@@ -47,6 +47,15 @@ class Vectorised(Program):
         self._known: dict[tuple[TensorSpec, ...], Results] = {}  # without tensors, by the specs of the inputs
         self._thread = threading.local()
 
+    @property
+    def told(self) -> bool:
+        """Whether somebody has looked for state, in the program of one example or of a batch."""
+        return self._inner.told
+
+    @told.setter
+    def told(self, told: bool) -> None:
+        self._inner.told = told
+
     def __call__(self, inputs: Sequence[Tensor]) -> Results:
         """Run the program."""
         self._thread.found = None
@@ -82,11 +91,14 @@ class BatchedRelay(Relay):
         self.exchange, self.call = inner.exchange, inner.call
         self.program: Program = Vectorised(inner.program, axes)
         self.batched: dict[Axes, BatchedRelay] = {}
-        self.told = True  # the relay of one example warns of state
         self._inner, self._axes = inner, axes
         self._vectorised = FunctionRelay(self.program, inner.exchange)
-        self._vectorised.told = True
         self._loops: bool | None = None  # not known yet
+
+    @property
+    def told(self) -> bool:
+        """Whether the user knows of the trainable state that the program reads without getting it as an input."""
+        return self.program.told
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Evaluate."""

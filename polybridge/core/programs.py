@@ -54,12 +54,14 @@ class Program(ABC):
         call: how messages name it.
         source: the backend that runs it.
         vectorises: whether its derivative over a batch is that of a vectorised function; a rule is for one example.
+        told: whether somebody has looked for trainable state that gets no gradient, and warned of it.
     """
 
     fn: Callable[..., Any]
     call: str
     source: Backend
     vectorises: bool = True
+    told: bool = False
 
     @abstractmethod
     def __call__(self, inputs: Sequence[Tensor]) -> Results:

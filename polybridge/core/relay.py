@@ -105,7 +105,11 @@ class FunctionRelay(Relay):
         self._ct_loan = exchange.loan()
         self._evaluator = program.evaluator(self._run_on_loan, self._run_on_copies)
         self.batched: dict[Any, Any] = {}  # by axes; filled by `batching.batched`
-        self.told = False
+
+    @property
+    def told(self) -> bool:
+        """Whether the user knows of the trainable state that the program reads without getting it as an input."""
+        return self.program.told
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Run the program."""
@@ -117,7 +121,7 @@ class FunctionRelay(Relay):
         """Run the program under the source's reverse mode."""
         forks.check(self.call)
         results, pullback = self._evaluator.vjp(self._lend(xs), wanted)
-        if not self.told:
+        if not self.program.told:
             self._tell(pullback)
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
@@ -187,7 +191,7 @@ class FunctionRelay(Relay):
 
     def _tell(self, pullback: Pullback) -> None:
         """Warn once of trainable state that the program reads without getting it as an input."""
-        self.told = True
+        self.program.told = True
         names = pullback.closed_over(self.program.fn)
         if names:
             warn(DetachedStateWarning.naming(self.call, names))

@@ -120,6 +120,39 @@ def test_a_callback_in_a_graph_gets_eager_tensors():
     assert seen == [type(tf.constant(0))]
 
 
+def callback_by(vectorise):
+    """Return a graph function with one callback, x + 1, that is vectorised by a function."""
+    return lambda x: _private.py_function(lambda v: [v + 1], [x], [tf.float32], "its gradient", vectorise)[0]
+
+
+def test_an_operation_is_converted_by_its_own_converter_and_asked_for_nobody():
+    """It is given the stacked inputs, and the operation of one example returns zeros from then on."""
+    seen = []
+
+    def vectorise(batch):
+        seen.append((batch.stacked, batch.reads(0)))
+        return [batch.inputs[0] * 10]
+
+    def body(x):
+        y = callback_by(vectorise)(x)
+        seen.append(_private.gradient_of(y.op))
+        return y
+
+    assert tf.vectorized_map(body, tf.constant([1.0, 2.0])).numpy().tolist() == [10, 20]
+    assert seen == ["its gradient", ([True], False)]
+
+
+def test_inputs_that_examples_share_are_stacked_on_demand():
+    def vectorise(batch):
+        assert batch.stacked == [False]
+        batch.stack([0])
+        assert batch.stacked == [True]
+        return batch.inputs
+
+    found = tf.vectorized_map(lambda i: callback_by(vectorise)(tf.constant(3.0)) + 0 * i, tf.zeros(2))
+    assert found.numpy().tolist() == [3, 3]
+
+
 @pytest.mark.parametrize("jit", [True, False])
 def test_xla_is_seen_while_tracing(jit):
     seen = []

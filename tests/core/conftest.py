@@ -6,6 +6,12 @@ import pytest
 import toy
 
 import polybridge
+from polybridge.core import trees
+from polybridge.core.exchange import Exchange
+from polybridge.core.programs import UserFunction
+from polybridge.core.relay import FunctionRelay
+from polybridge.core.trees import Structure
+from polybridge.core.wrapping import classifier
 
 FRAMEWORKS = {"torch", "tensorflow", "jax", "keras"}
 
@@ -26,3 +32,15 @@ def backend():
 @pytest.fixture
 def two():
     return toy.array(2.0)
+
+
+@pytest.fixture
+def relay_of(backend):
+    """Return a function that makes the relay of a function of `count` toy arrays."""
+
+    def relay_of(fn, count=1):
+        _, treedef = trees.flatten(((None,) * count, {}))
+        structure = Structure(treedef, [None] * count, tuple(range(count)))
+        return FunctionRelay(UserFunction(fn, "f", backend, structure, classifier(backend)), Exchange(backend, backend))
+
+    return relay_of

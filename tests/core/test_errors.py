@@ -62,7 +62,9 @@ EXAMPLES = [
     errors.NotDifferentiableError.run_again("toy"),
     errors.LoopWarning.because("f", ValueError("no rule")),
     errors.NotDifferentiableError.uneven("f"),
-    errors.UntracedWarning.reading("model.py:3", "TracerBoolConversionError"),
+    errors.ResidualError.mixed(),
+    errors.ResidualError.differs(),
+    errors.UntracedWarning.reading("model.py:3", "ConcretizationTypeError"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -368,6 +368,13 @@ def test_weights_that_a_module_holds_are_named_under_jit() -> None:
         jax.block_until_ready(jax.jit(into_jax(torch.nn.Linear(3, 2, dtype=torch.float64)))(X))
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_weights_that_a_module_holds_are_named_in_a_batch(staged: bool) -> None:
+    wrapped = jax.vmap(into_jax(torch.nn.Linear(3, 2, dtype=torch.float64)))
+    with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
+        jax.block_until_ready((jax.jit(wrapped) if staged else wrapped)(BATCH))
+
+
 def test_a_trace_does_not_change_the_state_of_a_tensorflow_function() -> None:
     layer = tf.keras.layers.BatchNormalization(dtype="float64")
     layer.build((None, 3))

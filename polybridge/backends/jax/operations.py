@@ -90,7 +90,10 @@ class Operation:
     def evaluate(self, xs: Sequence[Tensor], keep: bool, rows: tuple[int, ...]) -> list[Tensor]:
         """Return the results, and a token if the residual is to be kept. What came is the plan of what follows."""
         randomness = self.relay.exchange.source.randomness() if rows else None
-        outcome, back = self.relay.vjp(xs, differentiable(xs)) if keep else (self.relay(xs), None)
+        if keep:
+            outcome, back = self.relay.vjp(xs, differentiable(xs))
+        else:  # the first run is differentiated, to see whether it holds weights
+            outcome, back = (self.relay(xs) if self.relay.told else self.relay.vjp(xs, ())[0]), None
         leaves: list[Any] = outcome.leaves
         names: Sequence[Any] = outcome.dtypes or [x.dtype.name for x in leaves]
         specs = [TensorSpec(x.shape, name) for x, name in zip(leaves, names, strict=True)]

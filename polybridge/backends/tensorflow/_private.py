@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -105,7 +106,7 @@ def py_function(
     if not dtypes:
         return []
     if vectorise is not None:
-        _convert_with(found[0].op, vectorise)
+        found[0].op.pfor_converter = partial(_converted, callback, vectorise)
     return found
 
 
@@ -116,8 +117,13 @@ def gradient_of(op: Any) -> Any:
 
 class _Callback(script_ops.EagerFunc):
     gradient: Any
+    idle: Sequence[Sequence[int]] | None = None
+    """The shapes of the results, once it serves the example that TensorFlow traced and runs for nobody."""
 
     def __call__(self, device: str | None, token: bytes, args: Sequence[tf.Tensor]) -> Any:
+        if self.idle is not None:
+            with context.eager_mode():
+                return [tf.zeros(shape, dtype) for shape, dtype in zip(self.idle, self._out_dtypes, strict=True)]
         if device is not None:  # not the CPU's, where results are made
             return super().__call__(device, token, args)
         if executing_eagerly():  # a thread of TensorFlow's own is, one that runs a session need not be
@@ -160,13 +166,16 @@ class Batch:
         return bool(result.consumers()) or any(y is result for y in getattr(result.graph, "outputs", ()))
 
 
-def _convert_with(op: Any, vectorise: Callable[[Batch], Sequence[tf.Tensor]]) -> None:
-    """Have an operation vectorised by a function of its own.
+def _converted(callback: _Callback, vectorise: Callable[[Batch], Sequence[tf.Tensor]], given: pfor._PforInput) -> Any:
+    """Convert an operation for `tf.vectorized_map` or a Jacobian.
 
-    A converter that is registered for a type of operation would be asked about every `tf.py_function`, and there may be
-    one only. TensorFlow asks an operation itself first, which is how it converts loops.
+    TensorFlow asks an operation for a converter of its own first, which is how it converts loops. One registered for
+    the type of operation would be asked about every `tf.py_function`, and there may be one only.
     """
-    op.pfor_converter = lambda given: [pfor.wrap(y) for y in vectorise(Batch(given))]
+    results = [pfor.wrap(y) for y in vectorise(Batch(given))]
+    if given.op.graph is tf.compat.v1.get_default_graph():
+        callback.idle = [[n or 0 for n in y.shape] if y.shape.rank else [] for y in given.outputs]
+    return results
 
 
 def not_for_autograph(function: Callable[..., Any]) -> Callable[..., Any]:

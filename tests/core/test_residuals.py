@@ -1,0 +1,184 @@
+"""Asks how long a residual lives: with its token's memory, or in a bounded stash that evaluates again on a miss."""
+
+import contextlib
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import polybridge
+from polybridge.core import residuals, tokens
+
+
+class Residual:
+    """Stands for a pullback relay."""
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch):
+    """Start with empty tables and small bounds."""
+    for table in ("_stashed", "_used", "_forwards"):
+        monkeypatch.setattr(residuals, table, type(getattr(residuals, table))())
+    for bound, size in (("_STASHED", 3), ("_USED", 2), ("_FORWARDS", 5)):
+        monkeypatch.setattr(residuals, bound, size)
+
+
+# Buffers.
+
+
+def test_a_token_finds_its_residual():
+    one, other = Residual(), Residual()
+    tokens_ = residuals.keep(one), residuals.keep(other)
+    assert [residuals.kept(int(token[0])) for token in tokens_] == [one, other]
+
+
+def test_a_buffer_is_aligned_and_repeats_its_number():
+    token = residuals.keep(Residual(), 5)
+    assert type(token) is np.ndarray and token.dtype == np.int64 and token.flags.c_contiguous
+    assert token.shape == (5,) and (token == token[0]).all() and token.ctypes.data % 64 == 0
+
+
+def test_a_residual_dies_with_the_last_view_of_its_buffer():
+    residual = Residual()
+    token, dead = residuals.keep(residual, 2), weakref.ref(residual)
+    number, view = int(token[0]), token.view(np.uint32)[1:]
+    del residual, token
+    gc.collect()
+    assert dead() is not None
+    del view
+    gc.collect()
+    assert dead() is None
+    with pytest.raises(polybridge.ResidualError, match="whose forward is gone"):
+        residuals.kept(number)
+
+
+def test_a_copied_token_keeps_nothing_alive():
+    copied = residuals.keep(Residual()).copy()
+    with pytest.raises(polybridge.ResidualError, match="copied"):
+        residuals.kept(int(copied[0]))
+
+
+# The stash.
+
+
+def never():
+    """Stand for an evaluation that is not needed."""
+    raise AssertionError("evaluated again")
+
+
+def stash(value=1.0, randomness=None):
+    """Stash a residual whose forward returned `value`; return its number and itself."""
+    residual = Residual()
+    return residuals.stash(residual, [np.full(1000, value)], randomness), residual
+
+
+def test_a_stashed_residual_is_found_again_and_again():
+    number, residual = stash()
+    assert residuals.stashed(number, never) is residuals.stashed(number, never) is residual
+
+
+def test_a_residual_in_a_buffer_is_found_by_the_same_call():
+    residual = Residual()
+    token = residuals.keep(residual)
+    assert residuals.stashed(int(token[0]), never) is residual
+
+
+def test_the_stash_is_bounded_and_drops_the_oldest():
+    first, *others = [stash() for _ in range(4)]
+    assert len(residuals._stashed) == 3
+    for number, residual in others:
+        assert residuals.stashed(number, never) is residual
+    dead = weakref.ref(first[1])
+    number = first[0]
+    del first
+    gc.collect()
+    assert dead() is None
+    again = Residual()
+    assert residuals.stashed(number, lambda: (again, [np.full(1000, 1.0)])) is again
+
+
+def test_what_was_asked_for_makes_room_before_what_was_not():
+    found = [stash() for _ in range(3)]
+    for number, _ in found:
+        residuals.stashed(number, never)
+    assert len(residuals._stashed) == 0 and len(residuals._used) == 2
+
+
+def test_another_evaluation_is_kept_too():
+    number, _ = stash()
+    residuals._stashed.clear()
+    again = Residual()
+    assert residuals.stashed(number, lambda: (again, [np.full(1000, 1.0)])) is again
+    assert residuals.stashed(number, never) is again
+
+
+def test_another_evaluation_has_the_random_numbers_of_the_first():
+    generator = np.random.default_rng(0)
+    before = generator.bit_generator.state
+
+    @contextlib.contextmanager
+    def as_before():
+        now, generator.bit_generator.state = generator.bit_generator.state, before
+        yield
+        generator.bit_generator.state = now
+
+    outputs = generator.normal(size=10)
+    number = residuals.stash(Residual(), [outputs], as_before)
+    residuals._stashed.clear()
+    generator.normal(size=7)
+    after, again = generator.bit_generator.state, Residual()
+    assert residuals.stashed(number, lambda: (again, [generator.normal(size=10)])) is again
+    assert generator.bit_generator.state == after
+
+
+def test_another_evaluation_with_other_values_is_refused():
+    number, _ = stash(1.0)
+    residuals._stashed.clear()
+    with pytest.raises(polybridge.ResidualError, match="gave other values"):
+        residuals.stashed(number, lambda: (Residual(), [np.full(1000, 2.0)]))
+
+
+def test_a_forward_that_is_forgotten_is_gone():
+    number, _ = stash()
+    for _ in range(5):
+        stash()
+    with pytest.raises(polybridge.ResidualError, match="whose forward is gone"):
+        residuals.stashed(number, never)
+
+
+# Tokens of batches.
+
+
+@pytest.mark.parametrize("rows", [(), (1,), (3,), (2, 3)], ids=str)
+def test_a_token_of_a_batch_is_read_as_a_whole(rows):
+    residual = Residual()
+    token = tokens.keep(residual, rows)
+    assert token.shape == (*rows, tokens.SIZE)
+    assert residuals.kept(tokens.read(token)) is residual
+    assert residuals.kept(tokens.read(token.view(np.uint32).view(np.int64))) is residual
+
+
+@pytest.mark.parametrize("rows", [(), (3,), (2, 3)], ids=str)
+def test_a_token_is_written_for_a_residual_that_is_stashed(rows):
+    number, residual = stash()
+    token = np.zeros((*rows, tokens.SIZE), np.int64)
+    tokens.write(token, number)
+    assert residuals.stashed(tokens.read(token), never) is residual
+
+
+BROKEN = {
+    "one row": lambda a, b: a[0],
+    "some rows": lambda a, b: a[:2],
+    "another order": lambda a, b: a[::-1],
+    "a row twice": lambda a, b: a[[0, 0, 2]],
+    "rows of two batches": lambda a, b: np.concatenate([a[:2], b[2:]]),
+    "two evaluations": lambda a, b: np.stack([tokens.keep(Residual(), ()) for _ in range(2)]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_rows_that_are_no_batch_are_refused(name):
+    kept = tokens.keep(Residual(), (3,)), tokens.keep(Residual(), (3,))
+    with pytest.raises(polybridge.ResidualError, match="not evaluated as this batch"):
+        tokens.read(BROKEN[name](*kept))
