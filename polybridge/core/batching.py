@@ -189,6 +189,18 @@ class Looped(Relay):
         places = [self._axes[i] for i in wanted]
         return outcome, Looped(self.exchange, self.call, [back for _, back in found], [*places, *axes], places)
 
+    def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """Push each example forward, if the source has a forward mode of its own."""
+        count = len(tangents)
+        rows = []
+        for relay, row in self._rows([*tangents, *[None] * (len(self._axes) - count)]):
+            found = relay.push(row[:count])
+            if found is None:
+                return None
+            rows.append(found)
+        places = self._axes[count:]
+        return [self._join(column, place) for column, place in zip(zip(*rows, strict=True), places, strict=True)]
+
     def _rows(self, xs: Sequence[Tensor | None]) -> list[tuple[Relay, list[Tensor | None]]]:
         dest = self.exchange.dest
         mapped = {i: axis for i, axis in enumerate(self._axes) if axis is not None and xs[i] is not None}

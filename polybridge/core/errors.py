@@ -327,9 +327,9 @@ class ResidualError(PolybridgeError, RuntimeError):
     def gone(cls) -> ResidualError:
         """Say what drops a residual too early."""
         return cls(
-            "A gradient was asked for of a wrapped function whose forward is gone: polybridge's token was copied "
-            "instead of passed on, by a loop or by a saved-tensor hook. Compute the gradient in the loop, function or "
-            "transform that has the call, and leave int64 tensors out of hooks."
+            "A gradient was asked for of a wrapped function whose forward is gone: it was thousands of calls ago, or "
+            "polybridge's token was copied instead of passed on, by a loop or by a saved-tensor hook. Compute the "
+            "gradient in the loop, function or transform that has the call, and leave int64 tensors out of hooks."
         )
 
     @classmethod

@@ -9,9 +9,11 @@ residual is stashed with a bounded number of others, and made by another evaluat
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -59,11 +61,10 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         randomness: from `Backend.randomness`, before the forward.
     """
     number = next(_numbers)
-    forward = _Forward(_fingerprint(outputs), randomness)
+    kept = _Kept(back, sum(y.nbytes for y in outputs), _Forward(_fingerprint(outputs), randomness))
     with _lock:
-        _stashed[number] = back, forward
-        if len(_stashed) > _STASHED:
-            _remember(*_stashed.popitem(last=False))
+        for evicted, forward in _waiting.add(number, kept):
+            _remember(evicted, forward)
     return number
 
 
@@ -81,16 +82,10 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if found is not None:
         return found[0]
     with _lock:
-        waiting = _stashed.pop(number, None)
-        if waiting is not None:  # most are asked for once: those that were make room before the others
-            _remember(number, waiting)
-            _used[number] = waiting[0]
-            while len(_used) > _USED:
-                _used.popitem(last=False)
-            return waiting[0]
-        back = _used.get(number)
-        if back is not None:
-            return back
+        kept = _waiting.take(number) or _used.take(number)
+        if kept is not None:  # most are asked for once: those that were make room before the others
+            _use(number, kept)
+            return kept.back
         forward = _forwards.get(number)
     if forward is None:
         raise ResidualError.gone()
@@ -99,39 +94,86 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if _fingerprint(outputs) != forward.fingerprint:
         raise ResidualError.differs()
     with _lock:
-        _used[number] = back
+        _use(number, _Kept(back, sum(y.nbytes for y in outputs), forward))
     return back
-
-
-def _remember(number: int, waiting: tuple[Relay, _Forward]) -> None:
-    """Keep what it takes to evaluate again; under the lock."""
-    _forwards[number] = waiting[1]
-    if len(_forwards) > _FORWARDS:
-        _forwards.popitem(last=False)
 
 
 class _Forward(NamedTuple):
     """What is known of a forward whose residual may be gone."""
 
-    fingerprint: bytes
+    fingerprint: int
     randomness: Context | None
 
 
-def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> bytes:
-    """Return some of the bytes of the outputs: another dropout mask shows in them."""
-    return b"".join([(y if y.size < 2 * _SAMPLES else _samples(y)).tobytes() for y in outputs])
+class _Kept(NamedTuple):
+    """A residual, the bytes of its outputs, after which its own are estimated, and what is known of its forward."""
+
+    back: Relay
+    size: int
+    forward: _Forward
 
 
-def _samples(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return y.reshape(-1)[:: y.size // _SAMPLES]
+class _Table:
+    """Residuals by number, the oldest of which make room; used under the lock."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self.entries, self.size = entries, size
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, number: int, kept: _Kept) -> list[tuple[int, _Forward]]:
+        """Add a residual, and return the forwards of those that made room; the newest always stays."""
+        self._kept[number] = kept
+        self._total += kept.size
+        evicted = []
+        while len(self._kept) > 1 and (len(self._kept) > self.entries or self._total > self.size):
+            oldest = next(iter(self._kept))
+            out = self.take(oldest)
+            assert out is not None
+            evicted.append((oldest, out.forward))
+        return evicted
+
+    def take(self, number: int) -> _Kept | None:
+        """Remove a residual and return it, None if it is not here."""
+        kept = self._kept.pop(number, None)
+        if kept is not None:
+            self._total -= kept.size
+        return kept
 
 
-_SAMPLES = 64  # values of each output
-_STASHED, _USED = 4096, 4  # residuals that wait to be asked for, and that have been
-_FORWARDS = 1024  # of which is known what it takes to evaluate them again
+def _use(number: int, kept: _Kept) -> None:
+    for evicted, forward in _used.add(number, kept):
+        _remember(evicted, forward)
+
+
+def _remember(number: int, forward: _Forward) -> None:
+    _forwards[number] = forward
+    if len(_forwards) > _FORWARDS:
+        _forwards.popitem(last=False)
+
+
+def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
+    """Return a checksum of the outputs, of large ones of scattered values: another dropout mask shows in it."""
+    found = 0
+    for y in outputs:
+        values = y if y.size <= _WHOLE else y.reshape(-1)[_scattered(y.size)]
+        found = zlib.crc32(values.tobytes(), found)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _scattered(size: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(size, size=_WHOLE)
+
+
+_WHOLE = 512  # values of an output that are looked at
+_FORWARDS = 4096  # evaluations of which is known what it takes to repeat them
 _lock = threading.Lock()  # never held while a framework is called
-_stashed: OrderedDict[int, tuple[Relay, _Forward]] = OrderedDict()
-_used: OrderedDict[int, Relay] = OrderedDict()
+_waiting = _Table(entries=4096, size=1 << 30)  # bytes
+_used = _Table(entries=64, size=1 << 28)
 _forwards: OrderedDict[int, _Forward] = OrderedDict()
 
 

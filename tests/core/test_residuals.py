@@ -18,10 +18,10 @@ class Residual:
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
     """Start with empty tables and small bounds."""
-    for table in ("_stashed", "_used", "_forwards"):
-        monkeypatch.setattr(residuals, table, type(getattr(residuals, table))())
-    for bound, size in (("_STASHED", 3), ("_USED", 2), ("_FORWARDS", 5)):
-        monkeypatch.setattr(residuals, bound, size)
+    monkeypatch.setattr(residuals, "_waiting", residuals._Table(entries=3, size=100_000))
+    monkeypatch.setattr(residuals, "_used", residuals._Table(entries=2, size=100_000))
+    monkeypatch.setattr(residuals, "_forwards", type(residuals._forwards)())
+    monkeypatch.setattr(residuals, "_FORWARDS", 5)
 
 
 # Buffers.
@@ -73,6 +73,13 @@ def stash(value=1.0, randomness=None):
     return residuals.stash(residual, [np.full(1000, value)], randomness), residual
 
 
+def evict():
+    """Let all that waits make room."""
+    for number, kept in list(residuals._waiting._kept.items()):
+        residuals._waiting.take(number)
+        residuals._remember(number, kept.forward)
+
+
 def test_a_stashed_residual_is_found_again_and_again():
     number, residual = stash()
     assert residuals.stashed(number, never) is residuals.stashed(number, never) is residual
@@ -86,7 +93,7 @@ def test_a_residual_in_a_buffer_is_found_by_the_same_call():
 
 def test_the_stash_is_bounded_and_drops_the_oldest():
     first, *others = [stash() for _ in range(4)]
-    assert len(residuals._stashed) == 3
+    assert len(residuals._waiting) == 3
     for number, residual in others:
         assert residuals.stashed(number, never) is residual
     dead = weakref.ref(first[1])
@@ -98,16 +105,31 @@ def test_the_stash_is_bounded_and_drops_the_oldest():
     assert residuals.stashed(number, lambda: (again, [np.full(1000, 1.0)])) is again
 
 
+def test_the_stash_is_bounded_by_the_size_of_the_results():
+    large = [residuals.stash(Residual(), [np.zeros(10_000)], None) for _ in range(2)]  # of 80 KB each
+    with pytest.raises(AssertionError, match="evaluated again"):
+        residuals.stashed(large[0], never)
+    residuals.stashed(large[1], never)
+
+
+def test_a_difference_in_one_column_is_seen():
+    values = np.random.default_rng(0).normal(size=(1000, 2))
+    number = residuals.stash(Residual(), [values], None)
+    evict()
+    with pytest.raises(polybridge.ResidualError, match="gave other values"):
+        residuals.stashed(number, lambda: (Residual(), [values + np.array([0, 1])]))
+
+
 def test_what_was_asked_for_makes_room_before_what_was_not():
     found = [stash() for _ in range(3)]
     for number, _ in found:
         residuals.stashed(number, never)
-    assert len(residuals._stashed) == 0 and len(residuals._used) == 2
+    assert len(residuals._waiting) == 0 and len(residuals._used) == 2
 
 
 def test_another_evaluation_is_kept_too():
     number, _ = stash()
-    residuals._stashed.clear()
+    evict()
     again = Residual()
     assert residuals.stashed(number, lambda: (again, [np.full(1000, 1.0)])) is again
     assert residuals.stashed(number, never) is again
@@ -125,7 +147,7 @@ def test_another_evaluation_has_the_random_numbers_of_the_first():
 
     outputs = generator.normal(size=10)
     number = residuals.stash(Residual(), [outputs], as_before)
-    residuals._stashed.clear()
+    evict()
     generator.normal(size=7)
     after, again = generator.bit_generator.state, Residual()
     assert residuals.stashed(number, lambda: (again, [generator.normal(size=10)])) is again
@@ -134,14 +156,14 @@ def test_another_evaluation_has_the_random_numbers_of_the_first():
 
 def test_another_evaluation_with_other_values_is_refused():
     number, _ = stash(1.0)
-    residuals._stashed.clear()
+    evict()
     with pytest.raises(polybridge.ResidualError, match="gave other values"):
         residuals.stashed(number, lambda: (Residual(), [np.full(1000, 2.0)]))
 
 
 def test_a_forward_that_is_forgotten_is_gone():
     number, _ = stash()
-    for _ in range(5):
+    for _ in range(10):
         stash()
     with pytest.raises(polybridge.ResidualError, match="whose forward is gone"):
         residuals.stashed(number, never)

@@ -69,3 +69,15 @@ def test_both_rules_serve_their_own_mode():
     f = polybridge.wrap(lambda x: x * x, src="torch", dst="jax", **rules)
     assert float(jax.grad(lambda x: f(x))(2.0 * jnp.ones(()))) == 3.0
     assert float(jax.jvp(f, (jnp.ones(()),), (jnp.ones(()),))[1]) == 7.0
+
+
+@pytest.mark.parametrize("module", ["torch", "jax"])
+def test_in_a_batch_the_rule_serves_each_example(module):
+    rules = {"vjp": (lambda x: (x * x, x), lambda x, ct: (5 * ct,)), "jvp": lambda p, t: (p[0] * p[0], 7 * t[0])}
+    f = polybridge.wrap(lambda x: x * x, src="numpy", dst=module, **rules)
+    with pytest.warns(polybridge.LoopWarning):
+        if module == "jax":
+            found = jax.vmap(lambda x: jax.jvp(f, (x,), (x * 0 + 1,))[1])(jnp.array(X))
+        else:
+            found = torch.func.vmap(lambda x: torch.func.jvp(f, (x,), (x * 0 + 1,))[1])(torch.tensor(X))
+    np.testing.assert_array_equal(found, [7.0] * 3)

@@ -222,7 +222,7 @@ def test_a_backward_that_comes_late_evaluates_again_with_the_same_random_numbers
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More steps than residuals are kept for; the generator is put back for the second evaluation."""
-    monkeypatch.setattr(residuals, "_STASHED", 16)
+    monkeypatch.setattr(residuals._waiting, "entries", 16)
     wrapped = into_jax(dropout)
 
     def run(x: Any) -> Any:
@@ -358,9 +358,9 @@ def test_residuals_are_dropped_with_their_pullback() -> None:
 
 def test_a_forward_that_nobody_differentiates_keeps_no_residual() -> None:
     jax.block_until_ready(jax.jit(lambda x: jax.vjp(into_jax(torch.sin), x)[0])(X))
-    before = len(residuals._stashed)
+    before = len(residuals._waiting)
     jax.block_until_ready(jax.jit(lambda x: jax.vjp(into_jax(torch.sin), x)[0])(X))
-    assert len(residuals._stashed) == before
+    assert len(residuals._waiting) == before
 
 
 def test_weights_that_a_module_holds_are_named_under_jit() -> None:

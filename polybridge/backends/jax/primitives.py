@@ -140,6 +140,7 @@ def _varying(types: Sequence[Any]) -> frozenset[Any]:
 
 def _bind(primitive: Primitive, args: Sequence[Any], **params: Any) -> list[Any]:
     """Bind a primitive to arguments that vary along the same axes, as all operations of JAX have to."""
+    args = [x if hasattr(x, "shape") else jnp.asarray(x, getattr(x, "dtype", None)) for x in args]  # Python's numbers
     types = list(map(_aval, args))
     axes = _varying(types)
     if axes:
