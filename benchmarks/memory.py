@@ -22,7 +22,7 @@ CALLS = 20_000
 WARM_UP_CALLS = 3_000  # traces, thread pools and the allocator's arenas have settled by then
 LIMIT_MEGABYTES = 2.0  # per CALLS
 SIZE = 16
-MODE_NAMES = ("torch-eager", "tf-eager", "tf-function", "tf1-graph")
+MODE_NAMES = ("torch-eager", "tf-eager", "tf-function", "tf1-graph", "torch-eager-from-jax", "jax-jit")
 CANDIDATES = ("handwritten", "polybridge")
 
 
