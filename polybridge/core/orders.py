@@ -6,8 +6,9 @@ once, or be differentiated itself. With z0 for the primals, the operation of ord
     pull(z0, ct1, ..., ctk) = the derivative of <pull(z0, ..., ct(k-1)), ctk> with respect to (z0, ..., ct(k-1))
 
 where the pull of order 0 is the function. Forward mode needs no operation of its own: the derivative of order k in the
-direction t is linear in what order k+1 is given, so it is order k+2 at (zeros, t), of which the part for the zeros is
-taken. This is the double-vjp construction: https://j-towns.github.io/2017/06/12/A-new-trick.html
+direction t is linear in what order k+1 is given, so it is order k+2 at (ones, t), of which the part for the ones is
+taken. This is the double-vjp construction: https://j-towns.github.io/2017/06/12/A-new-trick.html. Any numbers would do
+in place of the ones, were there no pullbacks that take logarithms of cotangents, such as torch's of `logcumsumexp`.
 """
 
 from __future__ import annotations

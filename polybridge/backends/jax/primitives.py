@@ -102,8 +102,8 @@ class _Arguments:
 
     def double(self) -> _Arguments:
         """Return the pull, two orders up, that a push is a part of; see `core.orders.push`."""
-        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in self.outputs]
-        return _Arguments(self.operation, self.token, self.xs, [*self.cts, zeros, self.tangents], [])
+        ones = [jnp.ones(aval.shape, aval.dtype) for aval in self.outputs]
+        return _Arguments(self.operation, self.token, self.xs, [*self.cts, ones, self.tangents], [])
 
 
 def _aval(x: Any) -> Any:
@@ -359,12 +359,12 @@ def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
 
 def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
     plan, types = operation.plan(args[1 : 1 + inputs]), _grouped(operation, inputs, counts, args)
-    zeros = [np.zeros(aval.shape, aval.dtype) for aval in types.outputs]
+    ones = [np.ones(aval.shape, aval.dtype) for aval in types.outputs]
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
         given = _grouped(operation, inputs, counts, buffers)
         unread = [None] * len(given.tangents)
-        operation.pull_on_host(plan, given.token, given.xs, [*given.cts, zeros, given.tangents], [*unread, *outs])
+        operation.pull_on_host(plan, given.token, given.xs, [*given.cts, ones, given.tangents], [*unread, *outs])
 
     return run
 

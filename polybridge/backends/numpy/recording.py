@@ -81,12 +81,12 @@ class Recording:
     def push(self, tangents: Sequence[Array]) -> Any:
         """Return the tangent of the result: a pullback is linear in its cotangents, and this is its own pullback."""
         specs, count = [self._specs[i] for i in self._outputs], len(self._primals)
-        zeros = filled([None] * len(specs), specs)
-        found: Sequence[Array | None] = zeros
+        found: Sequence[Array | None] = [None] * len(specs)
         if self._primals:
-            pulled, back = self._back.vjp([*self._primals, *zeros], range(count, count + len(zeros)))
+            ones = [np.ones_like(x) for x in filled([None] * len(specs), specs)]  # see `core.orders`
+            pulled, back = self._back.vjp([*self._primals, *ones], range(count, count + len(ones)))
             given = [tangent for tangent, taken in zip(tangents, pulled.differentiable, strict=True) if taken]
-            found = back([*zeros, *given]).leaves
+            found = back([*ones, *given]).leaves
         return self._structure.like(spread(filled(found, specs), self._outputs, len(self._specs)))
 
     def cotangents(self, ct: Any) -> list[Array | None]:

@@ -94,8 +94,8 @@ class _Evaluation(torch.autograd.Function):
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         token, *primals = ctx.saved_tensors
         given = _filled([tangents[i] for i in ctx.wanted], primals)
-        zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.outputs]
-        found = iter(_push((len(primals),), token, primals, zeros, given))
+        ones = [torch.ones(shape, dtype=dtype) for shape, dtype in ctx.outputs]
+        found = iter(_push((len(primals),), token, primals, ones, given))
         return (*(next(found) if d else None for d in ctx.differentiable), None)
 
     @staticmethod
@@ -135,8 +135,8 @@ class _Pull(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         token, *values = ctx.saved_tensors
-        zeros = [torch.zeros_like(v) for v in values[: len(values) - ctx.counts[-1]]]
-        return tuple(_push(ctx.counts, token, values, zeros, _filled(tangents, values)))
+        ones = [torch.ones_like(v) for v in values[: len(values) - ctx.counts[-1]]]
+        return tuple(_push(ctx.counts, token, values, ones, _filled(tangents, values)))
 
     @staticmethod
     def vmap(
@@ -164,11 +164,11 @@ def _push(
     counts: tuple[int, ...],
     token: Tensor,
     values: Sequence[Tensor],
-    zeros: Sequence[Tensor],
+    ones: Sequence[Tensor],
     tangents: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """Return the derivative in the direction of `tangents`, one like each of `zeros`; see `core.orders`."""
-    found = _pull((*counts, len(zeros), len(values)), token, [*values, *zeros, *tangents])
+    """Return the derivative in the direction of `tangents`, one like each of `ones`; see `core.orders`."""
+    found = _pull((*counts, len(ones), len(values)), token, [*values, *ones, *tangents])
     return found[len(values) :]
 
 
