@@ -6,8 +6,9 @@ once, or be differentiated itself. With z0 for the primals, the operation of ord
     pull(z0, ct1, ..., ctk) = the derivative of <pull(z0, ..., ct(k-1)), ctk> with respect to (z0, ..., ct(k-1))
 
 where the pull of order 0 is the function. Forward mode needs no operation of its own: the derivative of order k in the
-direction t is linear in what order k+1 is given, so it is order k+2 at (zeros, t), of which the part for the zeros is
-taken. This is the double-vjp construction: https://j-towns.github.io/2017/06/12/A-new-trick.html
+direction t is linear in what order k+1 is given, so it is order k+2 at (ones, t), of which the part for the ones is
+taken. This is the double-vjp construction: https://j-towns.github.io/2017/06/12/A-new-trick.html. Any numbers would do
+in place of the ones, were there no pullbacks that take logarithms of cotangents, such as torch's of `logcumsumexp`.
 """
 
 from __future__ import annotations
@@ -45,16 +46,18 @@ def pull(back: Relay, primals: Sequence[Tensor | None], cts: Sequence[Sequence[T
     return spread(back([values[i] for i in inputs]).leaves, leaves, len(values) - len(cts[-1]))
 
 
-def push(back: Relay, primals: Sequence[Tensor], zeros: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+def push(
+    back: Relay, primals: Sequence[Tensor], ones: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> list[Tensor | None]:
     """Return the derivative of the function in the direction of `tangents`, one for each differentiable result.
+
+    None stands for zero.
 
     Args:
         back: the pullback of the forward.
         primals: of the forward.
-        zeros: like the function's differentiable results.
+        ones: like the function's differentiable results.
         tangents: one for each primal.
     """
     found = back.push(tangents)
-    if found is None:
-        found = pull(back, primals, [zeros, tangents])[len(primals) :]
-    return [zero if x is None else x for x, zero in zip(found, zeros, strict=True)]
+    return pull(back, primals, [ones, tangents])[len(primals) :] if found is None else found

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax, nn
 from jax.scipy import special
 
-from tests.functions.points import complex_, definite, distinct, dominant, positive, real, regular, unit
+from tests.functions.points import complex_, definite, distinct, dominant, positive, real, regular, tall, unit
 
 Array = jax.Array
 Fn = Callable[..., Any]
@@ -90,22 +90,17 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "exp": (jnp.exp, real(2, 2)),
     "log": (jnp.log, positive(3)),
     "tanh": (jnp.tanh, real(3)),
-    "asin": (jnp.asin, unit(3)),
     "sigmoid": (nn.sigmoid, real(3)),
     "softplus": (nn.softplus, real(3)),
     "elu": (nn.elu, real(3)),
     "relu": (nn.relu, real(3)),
     "gelu": (lambda x: nn.gelu(x, approximate=False), real(3)),
     "silu": (nn.silu, real(3)),
-    "sqrt": (jnp.sqrt, positive(3)),
-    "rsqrt": (lax.rsqrt, positive(3)),
-    "expm1": (jnp.expm1, real(3)),
-    "log1p": (jnp.log1p, positive(3)),
     "atan2": (jnp.atan2, real(3), real(3)),
     "pow": (jnp.power, positive(3), real(3)),
     "divide": (jnp.divide, real(2, 1), real(3)),
     "maximum": (jnp.maximum, distinct(4), real(4)),
-    "clip": (lambda x: jnp.clip(x, -0.5, 1.0) ** 2, distinct(4)),
+    "clip": (lambda x: jnp.clip(x, -0.5, 0.8) ** 2, distinct(4)),
     "where": (lambda x: jnp.where(x > 0, x * x, jnp.sin(x)), real(4)),
     "scalar": (lambda x: jnp.sin(x) * x, real()),
     # special
@@ -137,7 +132,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
         real(2, 1),
     ),
     "inverse": (jnp.linalg.inv, regular(2)),
-    "pinv": (jnp.linalg.pinv, real(3, 2)),
+    "pinv": (jnp.linalg.pinv, tall()),
     "det": (jnp.linalg.det, regular(2)),
     "slogdet": (lambda a: jnp.linalg.slogdet(a)[1], regular(2)),
     "eigh_values": (symmetric(jnp.linalg.eigvalsh), definite(3)),
@@ -147,7 +142,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "qr": (qr_positive, regular(2)),
     "matrix_exp": (jax.scipy.linalg.expm, real(2, 2)),
     "matrix_power": (lambda a: jnp.linalg.matrix_power(a, 3), real(2, 2)),
-    "trace": (jnp.trace, real(2, 2)),
     "norm": (jnp.linalg.norm, real(3)),
     "pairwise_distances": (pairwise_distances, real(2, 2), real(2, 2)),
     # Fourier and complex
@@ -194,7 +188,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pad_roll_tile": (lambda x: jnp.tile(jnp.roll(jnp.pad(x, 1), 1), 2) ** 2, real(2)),
     "slices": (lambda x: (x[1:, ::2] * x[:1, :1], x[..., None]), real(2, 3)),
     "unstack": (lambda x: tuple(x * x), real(2, 2)),
-    "broadcast": (lambda x: jnp.broadcast_to(x, (3, 2)) ** 2, real(2)),
     # programs
     "rnn": (rnn, real(3, 2), real(2), real(2, 2), real(2, 2)),
     "lstm_cell": (lstm_cell, real(2), real(1), real(1), real(2, 4), real(1, 4)),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tests.functions.points import complex_, definite, distinct, dominant, positive, real, regular, unit
+from tests.functions.points import complex_, definite, distinct, dominant, positive, real, regular, tall, unit
 
 Tensor = torch.Tensor
 Fn = Callable[..., Any]
@@ -65,6 +65,11 @@ def interp(x: Tensor, values: Tensor) -> Tensor:
     return values[i] + (values[i + 1] - values[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
 
 
+def layer_norm(x: Tensor) -> Tensor:
+    variance = torch.var(x, -1, correction=0, keepdim=True)  # third derivatives of `F.layer_norm` are wrong (2.13)
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5)
+
+
 def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
     return torch.sqrt(((x[:, None] - y[None]) ** 2).sum(-1))
 
@@ -90,7 +95,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pow": (torch.pow, positive(3), real(3)),
     "divide": (torch.div, real(2, 1), real(3)),
     "maximum": (torch.maximum, distinct(4), real(4)),
-    "clip": (lambda x: torch.clamp(x, -0.5, 1.0) ** 2, distinct(4)),
+    "clip": (lambda x: torch.clamp(x, -0.5, 0.8) ** 2, distinct(4)),
     "where": (lambda x: torch.where(x > 0, x * x, torch.sin(x)), real(4)),
     "scalar": (lambda x: torch.sin(x) * x, real()),
     # special
@@ -118,7 +123,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "solve": (torch.linalg.solve, regular(2), real(2, 1)),
     "triangular_solve": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), dominant(2), real(2, 1)),
     "inverse": (torch.linalg.inv, regular(2)),
-    "pinv": (torch.linalg.pinv, real(3, 2)),
+    "pinv": (torch.linalg.pinv, tall()),
     "det": (torch.linalg.det, regular(2)),
     "slogdet": (lambda a: torch.linalg.slogdet(a)[1], regular(2)),
     "eigh_values": (symmetric(torch.linalg.eigvalsh), definite(3)),
@@ -149,10 +154,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "embedding": (lambda w: F.embedding(torch.tensor([0, 1, 1]), w) ** 2, real(2, 2)),
     "interp": (interp, unit(3), real(4)),
     # order
-    "sort": (torch.sort, distinct(4)),
-    "topk": (lambda x: torch.topk(x, 2), distinct(4)),
+    "sort": (lambda x: tuple(torch.sort(x)), distinct(4)),
+    "topk": (lambda x: tuple(torch.topk(x, 2)), distinct(4)),
     "amax": (lambda x: torch.amax(x, 1), distinct(2, 3)),
-    "median": (lambda x: torch.median(x, 0), distinct(3)),
+    "median": (lambda x: tuple(torch.median(x, 0)), distinct(3)),
     # reductions
     "mean": (lambda x: torch.mean(x, 0) ** 2, real(2, 3)),
     "prod": (torch.prod, real(3)),
@@ -164,7 +169,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cross_entropy": (lambda x: F.cross_entropy(x, torch.tensor([0, 2])), real(2, 3)),
     "cumsum": (lambda x: torch.cumsum(x, 0) ** 2, real(3)),
     "cumprod": (lambda x: torch.cumprod(x, 0), real(3)),
-    "layer_norm": (lambda x: F.layer_norm(x, (3,)), real(2, 3)),
+    "layer_norm": (layer_norm, real(2, 3)),
     "attention": (F.scaled_dot_product_attention, real(1, 2, 2), real(1, 2, 2), real(1, 2, 2)),
     # convolution and shape
     "conv1d": (F.conv1d, real(1, 1, 3), real(2, 1, 2)),

@@ -42,6 +42,11 @@ def regular(n: int) -> Array:
     return p @ np.diag(1.0 + np.arange(n)) @ q
 
 
+def tall() -> Array:
+    """Return a matrix of three rows and two columns with singular values apart."""
+    return np.concatenate([regular(2), real(1, 2)])
+
+
 def dominant(n: int) -> Array:
     """Return a matrix that is also invertible where one triangle of it is cut off."""
     return regular(n) + 3 * np.eye(n)

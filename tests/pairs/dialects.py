@@ -154,14 +154,15 @@ class Pair:
             pytest.skip(f"{self.src.name} is no destination yet")
         return Pair(self.dst, self.src)
 
-    def assert_native(self, fn: Fn, *xs: Tensor) -> None:
+    def assert_native(self, fn: Fn, *xs: Tensor, wrapped: Fn | None = None) -> None:
         """Assert that the wrapped function has the source's own values and gradients, bit by bit.
 
         It is called more than once, since polybridge handles a function that it knows otherwise than a new one.
+        `wrapped` is there to share what a framework compiles with other tests.
         """
         expected = self.src.vjp(fn, [self.src.tensor(self.dst.numpy(x)) for x in xs])
         expected = [[None if x is None else self.src.numpy(x) for x in tensors] for tensors in expected]
-        wrapped = self.wrap(fn)
+        wrapped = wrapped or self.wrap(fn)
         for _ in range(3):
             for tensors, arrays in zip(self.dst.vjp(wrapped, xs), expected, strict=True):
                 for tensor, array in zip(tensors, arrays, strict=True):

@@ -115,18 +115,15 @@ class Operation:
             self.relay, jnp.conj, token, xs, cts, conversions(tuple(x.dtype for x in primals), tuple(dtypes), len(cts))
         )
         like = [*primals, *(ct for group in cts[:-1] for ct in group)]
-        return [
-            jnp.zeros(v.shape, v.dtype) if x is None else x if isinstance(x, jax.Array) else jnp.array(x)
-            for x, v in zip(found, like, strict=True)
-        ]
+        return _arrays(found, like)
 
     def push(
-        self, token: Tensor, xs: Sequence[Tensor], zeros: Sequence[Tensor], tangents: Sequence[Tensor]
+        self, token: Tensor, xs: Sequence[Tensor], ones: Sequence[Tensor], tangents: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the tangents of the results; see `core.orders`. Tangents are the same in both conventions."""
         back = _kept(self.relay, token, xs)
-        found = zeros if back is None else orders.push(back, _primals(xs), zeros, tangents)
-        return [x if isinstance(x, jax.Array) else jnp.array(x) for x in found]
+        found = [None] * len(ones) if back is None else orders.push(back, _primals(xs), ones, tangents)
+        return _arrays(found, ones)
 
     # On the host, under compiled code.
 
@@ -165,13 +162,13 @@ class Operation:
                 _write(out, 0 if x is None else x)
 
     def push_on_host(
-        self, token: Any, xs: Sequence[Any], zeros: Sequence[Any], tangents: Sequence[Any], outs: Sequence[Any]
+        self, token: Any, xs: Sequence[Any], ones: Sequence[Any], tangents: Sequence[Any], outs: Sequence[Any]
     ) -> None:
         """Write the tangents of the results into buffers of XLA."""
         back = _kept(self.host, token, xs)
-        found = zeros if back is None else orders.push(back, _primals(xs), zeros, tangents)
+        found = [None] * len(ones) if back is None else orders.push(back, _primals(xs), ones, tangents)
         for out, x in zip(outs, found, strict=True):
-            _write(out, x)
+            _write(out, 0 if x is None else x)
 
     def conversions(self, xs: Sequence[Any], count: int) -> Conversions:
         """Return those of pulls of order `count` at arrays of these types."""
@@ -180,6 +177,14 @@ class Operation:
         outputs = [spec.dtype for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
         narrowed = outputs != list(map(convert.narrowed_dtype, outputs))
         return conversions(primals, tuple(map(dtype, outputs)), count, narrowed)
+
+
+def _arrays(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[jax.Array]:
+    """Return arrays of JAX, zeros for None."""
+    return [
+        jnp.zeros(v.shape, v.dtype) if x is None else x if isinstance(x, jax.Array) else jnp.array(x)
+        for x, v in zip(found, like, strict=True)
+    ]
 
 
 def differentiable(xs: Sequence[Any]) -> list[int]:

@@ -101,12 +101,12 @@ class _Arguments(NamedTuple):
 
     def double(self) -> _Arguments:
         """Return the pull, two orders up, that a push is a part of; see `core.orders.push`."""
-        zeros = _zeros(self.outputs)
-        return _Arguments(self.operation, self.token, self.xs, [*self.cts, zeros, self.tangents], [])
+        ones = _ones(self.outputs)
+        return _Arguments(self.operation, self.token, self.xs, [*self.cts, ones, self.tangents], [])
 
 
-def _zeros(types: Sequence[Any]) -> list[jax.Array]:
-    return [jnp.zeros(aval.shape, aval.dtype) for aval in types]
+def _ones(types: Sequence[Any]) -> list[jax.Array]:
+    return [jnp.ones(aval.shape, aval.dtype) for aval in types]
 
 
 def _aval(x: Any) -> Any:
@@ -178,7 +178,7 @@ def _pull_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> 
 def _push_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[Any]:
     given = _grouped(operation, inputs, counts, _arrays(args))
     if not counts:
-        return operation.push(given.token, given.xs, _zeros(given.outputs), given.tangents)
+        return operation.push(given.token, given.xs, _ones(given.outputs), given.tangents)
     up = given.double()
     return operation.pull(up.token, up.xs, up.cts)[len(given.tangents) :]
 
@@ -385,8 +385,8 @@ def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
     types = _grouped(operation, inputs, counts, args)
     plan = operation.plan(args[1 : 1 + inputs])
     results = [spec for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
-    zeros = [np.zeros(aval.shape, aval.dtype) for aval in types.outputs]
-    of_source = [np.zeros(zero.shape, dtype(spec.dtype)) for zero, spec in zip(zeros, results, strict=False)]
+    ones = [np.ones(aval.shape, aval.dtype) for aval in types.outputs]
+    of_source = [np.ones(one.shape, dtype(spec.dtype)) for one, spec in zip(ones, results, strict=False)]
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
         given = _grouped(operation, inputs, counts, buffers)
@@ -394,7 +394,7 @@ def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
             operation.push_on_host(given.token, given.xs, of_source, given.tangents, outs)
             return
         unread = [None] * len(given.tangents)
-        cts = [*given.cts, zeros, given.tangents]
+        cts = [*given.cts, ones, given.tangents]
         operation.pull_on_host(conversions, given.token, given.xs, cts, [*unread, *outs])
 
     return run

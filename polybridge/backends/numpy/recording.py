@@ -81,8 +81,10 @@ class Recording:
     def push(self, tangents: Sequence[Array]) -> Any:
         """Return the tangent of the result."""
         specs = [self._specs[i] for i in self._outputs]
-        zeros = filled([None] * len(specs), specs)
-        found = orders.push(self._back, self._primals, zeros, tangents) if self._primals else zeros
+        found: Sequence[Array | None] = [None] * len(specs)
+        if self._primals:
+            ones = [np.ones_like(x) for x in filled(found, specs)]
+            found = orders.push(self._back, self._primals, ones, tangents)
         return self._structure.like(spread(filled(found, specs), self._outputs, len(self._specs)))
 
     def cotangents(self, ct: Any) -> list[Array | None]:

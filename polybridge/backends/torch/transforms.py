@@ -94,8 +94,8 @@ class _Evaluation(torch.autograd.Function):
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         token, *primals = ctx.saved_tensors
         given = _filled([tangents[i] for i in ctx.wanted], primals)
-        zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.outputs]
-        found = iter(_push((len(primals),), token, primals, zeros, given))
+        ones = [torch.ones(shape, dtype=dtype) for shape, dtype in ctx.outputs]
+        found = iter(_push((len(primals),), token, primals, ones, given))
         return (*(next(found) if d else None for d in ctx.differentiable), None)
 
     @staticmethod
@@ -135,8 +135,8 @@ class _Pull(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         token, *values = ctx.saved_tensors
-        zeros = [torch.zeros_like(v) for v in values[: len(values) - ctx.counts[-1]]]
-        return tuple(_push(ctx.counts, token, values, zeros, _filled(tangents, values)))
+        ones = [torch.ones_like(v) for v in values[: len(values) - ctx.counts[-1]]]
+        return tuple(_push(ctx.counts, token, values, ones, _filled(tangents, values)))
 
     @staticmethod
     def vmap(
@@ -146,34 +146,35 @@ class _Pull(torch.autograd.Function):
 
 
 class _Push(torch.autograd.Function):
-    """`(counts, token, *values) -> tangents` of the results: values are primals, zeros like the results, and tangents.
+    """`(counts, token, *values) -> tangents` of the results: values are primals, ones like the results, and tangents.
 
-    `counts` says how many of them are primals, and how many are zeros.
+    `counts` says how many of them are primals, and how many are ones.
     """
 
     @staticmethod
     def forward(counts: tuple[int, int], token: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        primals, zeros, tangents = _thirds(counts, values)
+        primals, ones, tangents = _thirds(counts, values)
         if compiled.is_traced((token, *values)):  # graphs have the pull alone
             return tuple(compiled.pull((*counts, len(tangents)), token, values)[len(primals) :])
         with torch.enable_grad():
-            return tuple(orders.push(residuals.kept(int(token[0])), primals, zeros, tangents))
+            found = orders.push(residuals.kept(int(token[0])), primals, ones, tangents)
+        return tuple(torch.zeros_like(one) if x is None else x for x, one in zip(found, ones, strict=True))
 
     setup_context = _Pull.setup_context
 
     @staticmethod
     def backward(ctx: Any, *cts: Tensor) -> tuple[Tensor | None, ...]:
         token, *values = ctx.saved_tensors
-        primals, zeros, tangents = _thirds(ctx.counts, values)
+        primals, ones, tangents = _thirds(ctx.counts, values)
         by_primals = _pull((*ctx.counts, len(primals)), token, [*primals, *cts, *tangents])[: len(primals)]
         by_tangents = _pull(ctx.counts, token, [*primals, *cts])
-        return (None, None, *by_primals, *[None] * len(zeros), *by_tangents)
+        return (None, None, *by_primals, *[None] * len(ones), *by_tangents)
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         token, *values = ctx.saved_tensors
-        primals, zeros, along = _thirds(ctx.counts, values)
-        still = [torch.zeros_like(v) for v in (*primals, *zeros)]
+        primals, ones, along = _thirds(ctx.counts, values)
+        still = [torch.zeros_like(v) for v in (*primals, *ones)]
         counts = (*ctx.counts, len(along))
         return tuple(_push(counts, token, values, still, _filled(tangents, values))[len(primals) :])
 
@@ -185,8 +186,8 @@ class _Push(torch.autograd.Function):
 
 
 def _thirds(counts: tuple[int, int], values: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
-    primals, zeros = counts
-    return values[:primals], values[primals : primals + zeros], values[primals + zeros :]
+    primals, ones = counts
+    return values[:primals], values[primals : primals + ones], values[primals + ones :]
 
 
 def _mapped(
@@ -218,14 +219,14 @@ def _push(
     counts: tuple[int, ...],
     token: Tensor,
     values: Sequence[Tensor],
-    zeros: Sequence[Tensor],
+    ones: Sequence[Tensor],
     tangents: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """Return the derivative in the direction of `tangents`, one like each of `zeros`; see `core.orders`."""
+    """Return the derivative in the direction of `tangents`, one like each of `ones`; see `core.orders`."""
     if len(counts) == 1:
-        tangent: Sequence[Tensor] = _Push.apply((*counts, len(zeros)), token, *values, *zeros, *tangents)  # type: ignore[no-untyped-call]
+        tangent: Sequence[Tensor] = _Push.apply((*counts, len(ones)), token, *values, *ones, *tangents)  # type: ignore[no-untyped-call]
         return tangent
-    found = _pull((*counts, len(zeros), len(values)), token, [*values, *zeros, *tangents])
+    found = _pull((*counts, len(ones), len(values)), token, [*values, *ones, *tangents])
     return found[len(values) :]
 
 
