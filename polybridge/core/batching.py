@@ -140,9 +140,9 @@ class BatchedRelay(Relay):
         if not self.program.vectorises:
             return LoopWarning.because(self.call, NotImplementedError("its derivative is a rule for one example"))
         try:
-            self._vectorised.abstract([self.exchange.dest.spec(x) for x in xs], ())
+            self._vectorised.planned([self.exchange.dest.spec(x) for x in xs], ())
         except Exception as error:
-            return LoopWarning.because(self.call, error.__cause__ or error)
+            return LoopWarning.because(self.call, error)
         return None
 
     def _inner_vectorises(self) -> bool:

@@ -148,12 +148,16 @@ class FunctionRelay(Relay):
         if self._output_specs is not None:
             return self._given_plan()
         try:
-            return plan(lambda concrete: self._evaluator.abstract(concrete, wanted), specs)
+            return self.planned(specs, wanted)
         except PromisedShapeError:  # of a function of another framework inside this one
             raise
         except Exception as error:
             remember(error)  # graphs raise it again without its cause
             raise PromisedShapeError.unknown(self.call, specs, error) from error
+
+    def planned(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        """Return the plan of an evaluation by running the program on placeholders; raises what the program raises."""
+        return plan(lambda concrete: self._evaluator.abstract(concrete, wanted), specs)
 
     def _given_plan(self) -> Abstract:
         leaves, treedef = flatten(self._output_specs, is_leaf=_is_spec)
