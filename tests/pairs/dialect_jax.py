@@ -96,6 +96,8 @@ class Jax(Dialect):
             return self._vjp(fn, xs, cts)
         except jax.errors.JaxRuntimeError as error:  # with which JAX replaces what a call in compiled code raises
             raise polybridge.last_error() or error from error
+        except polybridge.PromisedShapeError as error:  # what the function raised when its result was planned
+            raise error.__cause__ or error from None
 
     def _vjp(self, fn: Fn, xs: Sequence[jax.Array], cts: Sequence[Array] | None) -> tuple[list[jax.Array], list[Any]]:
         wanted = [i for i, x in enumerate(xs) if _differentiable(x)]

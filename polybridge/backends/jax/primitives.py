@@ -33,7 +33,7 @@ from polybridge.backends.jax import convert
 from polybridge.backends.jax.operations import TOKEN, Operation, differentiable
 from polybridge.core import tokens
 from polybridge.core.callbacks import as_caller
-from polybridge.core.errors import CompilationError
+from polybridge.core.errors import CompilationError, OutputError
 from polybridge.core.specs import TensorSpec, dtype
 
 Tensor = Any
@@ -198,6 +198,9 @@ def _evaluate_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]
 ) -> tuple[list[Any], list[Any]]:
     *leaves, token = evaluate_p.bind(*primals, operation=operation, keep=True, rows=rows)
+    if not leaves:
+        structure = operation.plan(list(map(_aval, primals))).structure
+        raise OutputError.no_tensor(operation.call, None if structure is None else structure.rebuild([]))
     found = [*leaves, token] if keep else leaves
     given = [tangents[i] for i in differentiable(primals)]
     zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in found]
