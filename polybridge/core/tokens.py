@@ -36,21 +36,23 @@ def write(token: Array, number: int) -> None:
 
 
 def read(token: Array) -> int:
-    """Return the number of the residual.
+    """Return the number of the residual; 0 for a token of zeros, which stands for none.
 
     Raises:
         ResidualError: the rows are not those of one evaluation in their order.
     """
+    number: int
     if token.size == SIZE:
-        number, place = token.reshape(-1).tolist()
-        is_whole = place == _ALONE
+        number, place = token.tolist() if token.ndim == 1 else token.reshape(-1).tolist()
+        is_whole = place == _ALONE or number == place == 0
     else:
         rows = token.reshape(-1, SIZE)
         number = int(rows[0, 0]) if len(rows) else 0
-        is_whole = bool((rows[:, 1] == _places(len(rows))).all() and (rows[:, 0] == number).all())
+        places = _places(len(rows)) if number else 0
+        is_whole = bool((rows[:, 1] == places).all() and (rows[:, 0] == number).all())
     if not is_whole:
         raise ResidualError.mixed()
-    return int(number)
+    return number
 
 
 def _places(count: int) -> Array:
