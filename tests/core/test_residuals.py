@@ -189,6 +189,11 @@ def test_a_token_is_written_for_a_residual_that_is_stashed(rows):
     assert residuals.stashed(tokens.read(token), never) is residual
 
 
+@pytest.mark.parametrize("shape", [(2,), (3, 2)], ids=str)
+def test_a_token_of_zeros_stands_for_no_residual(shape):
+    assert tokens.read(np.zeros(shape, np.int64)) == 0
+
+
 BROKEN = {
     "one row": lambda a, b: a[0],
     "some rows": lambda a, b: a[:2],

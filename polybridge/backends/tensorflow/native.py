@@ -209,8 +209,8 @@ class _Pull:
         places, results = self._places(own)
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
-            number = token.numpy()
-            if not number.any():  # of a forward that TensorFlow runs for nobody, as it does this
+            number = tokens.read(token.numpy())
+            if not number:  # of a forward that TensorFlow runs for nobody, as it does this
                 return [tf.zeros_like(values[i]) for i in connected]
             found = orders.pull(self._back(number, own), [None] * own, self._cotangents(values[own:]))
             given = [found[places[i]] for i in connected]
@@ -253,8 +253,8 @@ class _Pull:
         following = iter(values)
         return [spread([next(following) for _ in taken], taken, count) for taken, count in self.orders]
 
-    def _back(self, token: tokens.Array, own: int) -> Relay:
-        back = residuals.kept(tokens.read(token))
+    def _back(self, number: int, own: int) -> Relay:
+        back = residuals.kept(number)
         for axis in reversed(self.loops):
             axes = [axis] * (own + self.orders[0][1])
             back = Looped(back.exchange, self.call, back, axes, axes[:own])
