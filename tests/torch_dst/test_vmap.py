@@ -174,6 +174,13 @@ def test_an_exception_in_some_examples_only(tensorflow):
         vmap(wrapped(tensorflow, fn))(torch.arange(4.0))
 
 
-def test_a_batch_of_no_examples_is_refused_by_the_loop():
-    with pytest.raises(polybridge.UnsupportedTensorError, match="a batch of no examples"):
-        vmap(wrapped(TOY, lambda m, x: m.sin(x)))(values(0, 3))
+def test_a_batch_of_no_examples_has_results_of_none():
+    def everything(f):
+        x = torch.zeros(0, 3)
+        total = lambda x: f(x).sum()  # noqa: E731
+        mapped = [torch.func.vmap(g)(x) for g in (f, torch.func.grad(total), torch.func.jacfwd(f))]
+        return [*mapped, torch.func.jacrev(f)(torch.zeros(0)), torch.func.jacfwd(f)(torch.zeros(0))]
+
+    found = everything(polybridge.wrap(tf.sin, src="tf", dst="torch"))
+    for y, expected in zip(found, everything(torch.sin), strict=True):
+        torch.testing.assert_close(y, expected)

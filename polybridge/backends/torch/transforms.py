@@ -101,6 +101,8 @@ class _Evaluation(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], run: _Run, *xs: Tensor) -> tuple[tuple[Tensor, ...], int]:
         size, axes = info.batch_size, list(in_dims[1:])
+        if not size:
+            return _without_examples(run, axes, xs), 0
         inputs = list(xs)
         if _level() in run.differentiated:  # each example has a derivative of its own, also in what they share
             for i, axis in enumerate(axes):
@@ -110,6 +112,15 @@ class _Evaluation(torch.autograd.Function):
         *leaves, token = _Evaluation.apply(inner, *inputs)  # type: ignore[no-untyped-call]
         run.outcome = inner.outcome
         return (*leaves, token.expand(size, *token.shape)), 0
+
+
+def _without_examples(run: _Run, axes: Sequence[int | None], xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return what a batch of no examples has: results of the planned shapes, and a token of no rows."""
+    specs = [convert.spec(x).without(axis) for x, axis in zip(xs, axes, strict=True)]
+    plan = run.relay.abstract(specs, run.wanted)
+    run.outcome = Outcome([], plan.structure, plan.differentiable)
+    results = [torch.zeros((0, *spec.shape), dtype=convert.torch_dtype(spec.dtype)) for spec in plan.specs]  # type: ignore[misc]
+    return (*results, torch.zeros(0, 1, dtype=torch.int64))
 
 
 class _Pull(torch.autograd.Function):
@@ -142,7 +153,8 @@ class _Pull(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], counts: tuple[int, ...], token: Tensor, *values: Tensor
     ) -> tuple[tuple[Tensor, ...], int]:
-        return _mapped(_Pull, info.batch_size, in_dims[1:], counts, token, values)
+        results = values[: len(values) - counts[-1]]
+        return _mapped(_Pull, info.batch_size, in_dims[1:], counts, token, values, results)
 
 
 class _Push(torch.autograd.Function):
@@ -182,7 +194,7 @@ class _Push(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], counts: tuple[int, int], token: Tensor, *values: Tensor
     ) -> tuple[tuple[Tensor, ...], int]:
-        return _mapped(_Push, info.batch_size, in_dims[1:], counts, token, values)
+        return _mapped(_Push, info.batch_size, in_dims[1:], counts, token, values, _thirds(counts, values)[1])
 
 
 def _thirds(counts: tuple[int, int], values: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
@@ -197,9 +209,17 @@ def _mapped(
     counts: tuple[int, ...],
     token: Tensor,
     values: Sequence[Tensor],
+    like: Sequence[Tensor],
 ) -> tuple[tuple[Tensor, ...], int]:
-    """Apply a function of `(counts, token, *values)` to a batch: whole where the evaluation was, else row by row."""
+    """Apply a function of `(counts, token, *values)` to a batch: whole where the evaluation was, else row by row.
+
+    Its results are like those of the values that are named in `like`.
+    """
     held, *axes = dims
+    if not size:
+        places = [next(i for i, v in enumerate(values) if v is one) for one in like]
+        examples = [(v, axes[i]) for i, v in zip(places, like, strict=True)]
+        return tuple(v.new_zeros((0, *(n for d, n in enumerate(v.shape) if d != a))) for v, a in examples), 0
     if held is not None:
         spread = [v.expand(size, *v.shape) if a is None else v.movedim(a, 0) for v, a in zip(values, axes, strict=True)]
         return tuple(function.apply(counts, token.select(held, 0), *spread)), 0
