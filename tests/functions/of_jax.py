@@ -57,7 +57,7 @@ def lotka_volterra(y: Array, p: Array) -> Array:
         c = slope(y + 0.05 * b)
         return y + 0.1 / 6 * (a + 2 * b + 2 * c + slope(y + 0.1 * c)), None
 
-    return lax.scan(step, y, length=4)[0]  # Runge and Kutta's method of fourth order, with steps of 0.1
+    return lax.scan(step, y, length=2)[0]  # Runge and Kutta's method of fourth order, with steps of 0.1
 
 
 def layer_norm(x: Array) -> Array:
@@ -107,7 +107,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "erf": (special.erf, real(3)),
     "erfc": (special.erfc, real(3)),
     "erfinv": (special.erfinv, unit(3)),
-    "ndtri": (special.ndtri, positive(3) / 2),
     "lgamma": (special.gammaln, positive(3)),
     "digamma": (special.digamma, positive(3)),
     "polygamma": (lambda x: special.polygamma(1, x), positive(3)),
@@ -140,7 +139,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "svd_values": (lambda a: jnp.linalg.svd(a, compute_uv=False), regular(2)),
     "svd_projectors": (svd_projectors, regular(2)),
     "qr": (qr_positive, regular(2)),
-    "matrix_exp": (jax.scipy.linalg.expm, real(2, 2)),
     "matrix_power": (lambda a: jnp.linalg.matrix_power(a, 3), real(2, 2)),
     "norm": (jnp.linalg.norm, real(3)),
     "pairwise_distances": (pairwise_distances, real(2, 2), real(2, 2)),

@@ -51,7 +51,7 @@ def lotka_volterra(y: Tensor, p: Tensor) -> Tensor:
     def slope(y: Tensor) -> Tensor:
         return torch.stack([p[0] * y[0] - p[1] * y[0] * y[1], p[2] * y[0] * y[1] - p[3] * y[1]])
 
-    for _ in range(4):  # Runge and Kutta's method of fourth order, with steps of 0.1
+    for _ in range(2):  # Runge and Kutta's method of fourth order, with steps of 0.1
         a = slope(y)
         b = slope(y + 0.05 * a)
         c = slope(y + 0.05 * b)
