@@ -21,7 +21,7 @@ help: ## list the targets
 install: $(STAMP) ## make .venv with polybridge (editable) and its frameworks
 
 test: $(STAMP) ## run the tests; PYTEST_ARGS="-k relay" passes arguments on
-	$(BIN)/python -m pytest --timeout=300 --timeout-method=thread $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout=300 --timeout-method=thread $(PYTEST_ARGS)
 
 lint: $(STAMP) ## check style, types and layering
 	$(BIN)/ruff check .
