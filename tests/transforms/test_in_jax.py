@@ -460,3 +460,17 @@ def test_batch_norm_counts_a_batch_that_cannot_be_vectorised_once_for_each_examp
 def test_eager_derivatives_need_no_plan_of_a_function_of_values() -> None:
     wrapped = into_jax(lambda x: x * 2 if x.sum() > 0 else x)
     assert_close(jax.grad(lambda x: wrapped(x).sum())(X), X * 0 + 2)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_python_numbers_may_be_primals_and_tangents(staged: bool) -> None:
+    def pushed(f: Fn) -> Any:
+        push = lambda x: jax.jvp(lambda x: f(jnp.asarray(x)), (x,), (1.0,))  # noqa: E731
+        return (jax.jit(push) if staged else push)(2.0)
+
+    assert_close(pushed(into_jax(torch.sin)), pushed(jnp.sin))
+
+
+def test_a_pullback_of_eager_code_runs_in_compiled_code() -> None:
+    _, pull = jax.vjp(into_jax(NORMALISED["torch"]), X)
+    assert_close(jax.jit(pull)(X), jax.vjp(NORMALISED["jax"], X)[1](X))

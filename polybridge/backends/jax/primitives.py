@@ -138,9 +138,14 @@ def _varying(types: Sequence[Any]) -> frozenset[Any]:
     return frozenset().union(*(t.mat.varying for t in types))
 
 
+def _numbers(args: Sequence[Any]) -> list[Any]:
+    """Return Python's numbers as arrays; JAX lets them through as primals and tangents."""
+    return [x if hasattr(x, "shape") or type(x) is ad.Zero else jnp.asarray(x, getattr(x, "dtype", None)) for x in args]
+
+
 def _bind(primitive: Primitive, args: Sequence[Any], **params: Any) -> list[Any]:
     """Bind a primitive to arguments that vary along the same axes, as all operations of JAX have to."""
-    args = [x if hasattr(x, "shape") else jnp.asarray(x, getattr(x, "dtype", None)) for x in args]  # Python's numbers
+    args = _numbers(args)
     types = list(map(_aval, args))
     axes = _varying(types)
     if axes:
@@ -197,6 +202,7 @@ def _derivative_type(*args: Any, operation: Operation, inputs: int, counts: Coun
 def _evaluate_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]
 ) -> tuple[list[Any], list[Any]]:
+    primals, tangents = _numbers(primals), _numbers(tangents)
     *leaves, token = evaluate_p.bind(*primals, operation=operation, keep=True, rows=rows)
     if not leaves:
         structure = operation.plan(list(map(_aval, primals))).structure
@@ -213,6 +219,7 @@ def _evaluate_jvp(
 
 
 def _pull_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    primals, tangents = _numbers(primals), _numbers(tangents)
     found = pull_p.bind(*primals, **params)
     given = _grouped(args=primals, **params)
     moving = _grouped(args=tangents, **params)
@@ -221,6 +228,7 @@ def _pull_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) ->
 
 
 def _push_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    primals, tangents = _numbers(primals), _numbers(tangents)
     found = push_p.bind(*primals, **params)
     given, moving = _grouped(args=primals, **params), _grouped(args=tangents, **params)
     along = [*(moving.xs[i] for i in differentiable(given.xs)), *(t for group in moving.cts for t in group)]
