@@ -9,11 +9,12 @@ import pytest
 import tensorflow as tf
 import torch
 import torch._dynamo.testing
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from polybridge.backends.jax import convert as jax_convert
 from polybridge.backends.tensorflow import _private
-from polybridge.backends.torch import compiled, convert, source
+from polybridge.backends.torch import compiled, convert, source, transforms
 
 
 def test_a_fresh_storage_has_one_user_and_a_view_makes_two():
@@ -251,3 +252,27 @@ def test_the_compiler_leaves_a_function_alone_that_it_is_told_to():
     counter = torch._dynamo.testing.CompileCounter()
     torch.compile(inner, backend=counter)(torch.ones(1))
     assert counter.frame_count == 0
+
+
+def test_the_stack_of_function_transforms_is_seen_with_its_kinds():
+    seen = []
+
+    def look(x):
+        seen.append([interpreter.key() for interpreter in get_interpreter_stack()])
+        return x.sum()
+
+    torch.func.vmap(torch.func.grad(look))(torch.ones(2, 3))
+    assert seen == [[TransformType.Vmap, TransformType.Grad]]
+    assert not get_interpreter_stack()
+
+
+def test_a_level_of_forward_mode_is_seen():
+    assert not transforms.is_forward_mode()
+    with torch.autograd.forward_ad.dual_level():
+        assert transforms.is_forward_mode()
+
+
+def test_a_trace_of_jax_is_seen():
+    seen = []
+    jax.jit(lambda x: (seen.append(jax_convert.is_tracing()), x)[1])(jnp.ones(1))
+    assert seen == [True] and not jax_convert.is_tracing()
