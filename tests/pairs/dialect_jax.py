@@ -120,6 +120,10 @@ class Jax(Dialect):
             differentiable, pull, others = jax.jit(forward)(list(xs), primals)
         except _UNTRACEABLE:
             differentiable, pull, others = forward(list(xs), primals)
+        except polybridge.PromisedShapeError as error:  # a function of another framework that asks for values
+            if "DataDependent" not in type(error.__cause__).__name__:
+                raise
+            differentiable, pull, others = forward(list(xs), primals)
         cts = [cotangent(y.shape, self.dtype(y)) for y in differentiable] if cts is None else cts
         found = jax.jit(_pulled)(pull, [self.tensor(ct) for ct in cts])
         following, rest = iter(differentiable), iter(others)

@@ -133,6 +133,12 @@ def into_tf(fn: Fn, src: str = "torch", **options: Any) -> Fn:
     return polybridge.wrap(fn, src=src, dst="tf", **options)
 
 
+@pytest.fixture(autouse=True)
+def fresh_variable_scope() -> None:
+    """A loop that raised leaves a caching device in the default scope, which `tf.recompute_grad` refuses."""
+    tf.compat.v1.reset_default_graph()
+
+
 @pytest.fixture(params=["torch", "jax"])
 def src(request: pytest.FixtureRequest) -> str:
     return str(request.param)
