@@ -136,10 +136,10 @@ def test_a_call_without_tensors_is_not_frozen():
 
 
 def test_without_gradients():
-    f = graph(wrapped(TENSORFLOW, fn))
+    f, before = graph(wrapped(TENSORFLOW, fn)), set(residuals._residuals)
     with torch.no_grad():
         y = f(values(3).requires_grad_())
-    assert not y.requires_grad and not residuals._residuals
+    assert not y.requires_grad and set(residuals._residuals) <= before
 
 
 def test_in_inference_mode():
@@ -311,12 +311,12 @@ def test_two_calls_of_a_random_function_are_two(backend):
 
 
 def test_steps_leave_no_residual():
-    compiled = graph(wrapped(TENSORFLOW, fn))
+    compiled, before = graph(wrapped(TENSORFLOW, fn)), set(residuals._residuals)
     for _ in range(20):
         compiled(values(3).requires_grad_()).sum().backward()
         compiled(values(3).requires_grad_())
     gc.collect()
-    assert not residuals._residuals
+    assert set(residuals._residuals) <= before
 
 
 # Limits.

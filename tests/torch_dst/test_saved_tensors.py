@@ -132,10 +132,10 @@ def test_the_backward_after_the_hooks(hooks):
 
 @pytest.mark.parametrize("hooks", copying)
 def test_hooks_that_copy_leave_no_residual(hooks):
-    f = Counted()
+    f, before = Counted(), set(residuals._residuals)
     with hooks():
         torch.testing.assert_close(gradient(f.wrapped, values(3)), gradient(by_hand, values(3)))
-    assert f.alive() == 0 and not residuals._residuals
+    assert f.alive() == 0 and set(residuals._residuals) <= before
 
 
 @pytest.mark.parametrize("hooks", copying[1:])  # `save_on_cpu` copies nothing that is there already

@@ -350,10 +350,10 @@ def test_a_pullback_that_compiled_code_returned_may_be_called_outside() -> None:
 
 
 def test_residuals_are_dropped_with_their_pullback() -> None:
-    before = len(residuals._residuals)
+    before = set(residuals._residuals)
     for _ in range(3):
         jax.vjp(into_jax(torch.sin), X)
-    assert len(residuals._residuals) == before
+    assert set(residuals._residuals) <= before
 
 
 def test_a_forward_that_nobody_differentiates_keeps_no_residual() -> None:
