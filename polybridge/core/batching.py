@@ -18,7 +18,6 @@ from polybridge.core.specs import TensorSpec
 
 Tensor = Any
 T = TypeVar("T")
-_SIGNATURES = 256  # whose results one vectorised program remembers
 Axes = tuple[int | None, ...]
 """For each tensor the axis along which the examples lie, None for a tensor that they share."""
 
@@ -44,7 +43,8 @@ class Vectorised(Program):
         self.fn, self.call, self.source, self.vectorises = inner.fn, inner.call, inner.source, inner.vectorises
         self._inner = inner
         self._mapped = self.source.vmap(self._example, axes)
-        self._known: dict[tuple[TensorSpec, ...], Results] = {}  # without tensors, by the specs of the inputs
+        # Without tensors, by specs of inputs; never forgotten: what the source has traced it does not trace again.
+        self._known: dict[tuple[TensorSpec, ...], Results] = {}
         self._thread = threading.local()
 
     @property
@@ -63,8 +63,6 @@ class Vectorised(Program):
         specs = tuple(map(self.source.spec, inputs))
         found = self._thread.found or self._known[specs]
         self._thread.found = None
-        if len(self._known) >= _SIGNATURES:
-            self._known.clear()
         self._known.setdefault(specs, found)
         return Results(tensors, found.differentiable, found.structure)
 
@@ -224,9 +222,10 @@ class Looped(Relay):
 
     def _join(self, column: Sequence[Tensor | None], place: int | None) -> Tensor | None:
         dest = self.exchange.dest
-        one = next((x for x in column if x is not None), None)
-        if one is None:
+        present = [x for x in column if x is not None]
+        if not present:
             return None
-        zeros = dest.from_numpy(np.zeros_like(dest.to_numpy(one)))
-        filled = [zeros if x is None else x for x in column]
-        return dest.total(filled) if place is None else dest.stack(filled, place)
+        if len(present) < len(column):
+            zeros = dest.from_numpy(np.zeros_like(dest.to_numpy(present[0])))
+            present = [zeros if x is None else x for x in column]
+        return dest.total(present) if place is None else dest.stack(present, place)

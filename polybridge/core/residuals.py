@@ -61,7 +61,7 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         randomness: from `Backend.randomness`, before the forward.
     """
     number = next(_numbers)
-    kept = _Kept(back, sum(y.nbytes for y in outputs), _Forward(_fingerprint(outputs), randomness))
+    kept = _Kept(back, _size(outputs), _Forward(_fingerprint(outputs), randomness))
     with _lock:
         for evicted, forward in _waiting.add(number, kept):
             _remember(evicted, forward)
@@ -94,7 +94,7 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if _fingerprint(outputs) != forward.fingerprint:
         raise ResidualError.differs()
     with _lock:
-        _use(number, _Kept(back, sum(y.nbytes for y in outputs), forward))
+        _use(number, _Kept(back, _size(outputs), forward))
     return back
 
 
@@ -153,6 +153,10 @@ def _remember(number: int, forward: _Forward) -> None:
     _forwards[number] = forward
     if len(_forwards) > _FORWARDS:
         _forwards.popitem(last=False)
+
+
+def _size(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
+    return sum(y.nbytes for y in outputs)
 
 
 def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> int:

@@ -1,5 +1,7 @@
 """Asks of JAX functions in TensorFlow graphs that they are planned without being run, right, and never hang."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import tensorflow as tf
 
 import polybridge
 from tests.semantics.processes import run
+from tests.semantics.scenarios import tf_orders
 
 jax.config.update("jax_enable_x64", True)
 
@@ -18,17 +21,7 @@ def in_tf(fn, **options):
 
 def orders(fn):
     """Return a TensorFlow function from x to value, first and second derivative of `fn`."""
-
-    def found(x):
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = fn(x)
-            first = tape.gradient(y, x)
-        return y, first, outer.gradient(first, x)
-
-    return found
+    return functools.partial(tf_orders, fn)
 
 
 def test_orders_in_a_graph_are_analytic():

@@ -4,10 +4,7 @@ Prints one line for each scenario, `NAME: ok` or what went wrong; one that has n
 and the stacks of all threads go to the standard error.
 """
 
-import faulthandler
 import itertools
-import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -17,6 +14,7 @@ import tensorflow as tf
 import torch
 
 import polybridge
+from tests.semantics.attempts import main
 
 SECONDS = 60
 SIZES = {"small": 10, "large": 4_000_000}
@@ -145,27 +143,5 @@ def table() -> dict[str, Callable[[], None]]:
 SCENARIOS = table()
 
 
-def attempt(name: str) -> str:
-    """Run one scenario in a thread of its own and say how it ended."""
-    outcome = ["hang"]
-
-    def work() -> None:
-        try:
-            SCENARIOS[name]()
-            outcome[0] = "ok"
-        except BaseException as error:
-            outcome[0] = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    if outcome[0] == "hang":
-        faulthandler.dump_traceback()
-    return outcome[0]
-
-
 if __name__ == "__main__":
-    tf.config.threading.set_inter_op_parallelism_threads(int(sys.argv[1]))
-    for scenario_name in sys.argv[2:] or SCENARIOS:
-        print(f"{scenario_name}: {attempt(scenario_name)}", flush=True)
-    os._exit(0)  # threads that hang would not let this process end
+    main(SCENARIOS, SECONDS)

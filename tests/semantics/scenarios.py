@@ -3,8 +3,6 @@
 Prints one line for each scenario, `NAME: ok` or what went wrong; one that has not ended after some seconds is a hang.
 """
 
-import os
-import sys
 import threading
 from collections.abc import Callable
 
@@ -13,6 +11,7 @@ import tensorflow as tf
 import torch
 
 import polybridge
+from tests.semantics.attempts import main
 
 SECONDS = 20
 SIZES = {"small": 10, "large": 4_000_000}
@@ -166,25 +165,5 @@ for _inner in (False, True):
     )
 
 
-def attempt(name: str) -> str:
-    """Run one scenario in a thread of its own and say how it ended."""
-    outcome = ["hang"]
-
-    def work() -> None:
-        try:
-            SCENARIOS[name]()()
-            outcome[0] = "ok"
-        except BaseException as error:
-            outcome[0] = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    return outcome[0]
-
-
 if __name__ == "__main__":
-    tf.config.threading.set_inter_op_parallelism_threads(int(sys.argv[1]))
-    for scenario_name in sys.argv[2:] or SCENARIOS:
-        print(f"{scenario_name}: {attempt(scenario_name)}", flush=True)
-    os._exit(0)  # threads that hang would not let this process end
+    main({name: lambda make=make: make()() for name, make in SCENARIOS.items()}, SECONDS)

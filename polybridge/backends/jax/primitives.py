@@ -87,17 +87,20 @@ class _Arguments(NamedTuple):
 
     def pull(self, *cts: Sequence[Any]) -> list[Any]:
         """Pull back with the cotangents of further orders."""
-        groups = [*self.cts, *cts]
-        counts = tuple(map(len, groups))
-        flat = [ct for group in groups for ct in group]
-        args = [self.token, *self.xs, *flat]
-        return _bind(pull_p, args, operation=self.operation, inputs=len(self.xs), counts=counts)
+        return self._apply(pull_p, [*self.cts, *cts], [])
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
         """Push tangents of the values forward."""
-        flat = [ct for group in self.cts for ct in group]
-        args, counts = [self.token, *self.xs, *flat, *tangents], tuple(map(len, self.cts))
-        return _bind(push_p, args, operation=self.operation, inputs=len(self.xs), counts=counts)
+        return self._apply(push_p, self.cts, tangents)
+
+    def along(self, moving: _Arguments) -> list[Any]:
+        """Return the tangents of the values, of what moves in `moving`, where that of an integer is none."""
+        return [*(moving.xs[i] for i in differentiable(self.xs)), *(t for group in moving.cts for t in group)]
+
+    def _apply(self, primitive: Primitive, groups: Sequence[Sequence[Any]], tangents: Sequence[Any]) -> list[Any]:
+        args = [self.token, *self.xs, *(ct for group in groups for ct in group), *tangents]
+        counts = tuple(map(len, groups))
+        return _bind(primitive, args, operation=self.operation, inputs=len(self.xs), counts=counts)
 
     def double(self) -> _Arguments:
         """Return the pull, two orders up, that a push is a part of; see `core.orders.push`."""
@@ -221,17 +224,15 @@ def _evaluate_jvp(
 def _pull_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
     primals, tangents = _numbers(primals), _numbers(tangents)
     found = pull_p.bind(*primals, **params)
-    given = _grouped(args=primals, **params)
-    moving = _grouped(args=tangents, **params)
-    along = [*(moving.xs[i] for i in differentiable(given.xs)), *(t for group in moving.cts for t in group)]
-    return found, given.push(list(map(ad.instantiate_zeros, along)))
+    given, moving = _grouped(args=primals, **params), _grouped(args=tangents, **params)
+    return found, given.push(list(map(ad.instantiate_zeros, given.along(moving))))
 
 
 def _push_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
     primals, tangents = _numbers(primals), _numbers(tangents)
     found = push_p.bind(*primals, **params)
     given, moving = _grouped(args=primals, **params), _grouped(args=tangents, **params)
-    along = [*(moving.xs[i] for i in differentiable(given.xs)), *(t for group in moving.cts for t in group)]
+    along = given.along(moving)
     sums: list[Any] = []
     if not all(type(t) is ad.Zero for t in moving.tangents):
         sums.append(given.push(list(map(ad.instantiate_zeros, moving.tangents))))

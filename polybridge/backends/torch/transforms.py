@@ -186,9 +186,9 @@ class _Push(torch.autograd.Function):
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         token, *values = ctx.saved_tensors
         primals, ones, along = _thirds(ctx.counts, values)
-        still = [torch.zeros_like(v) for v in (*primals, *ones)]
+        like = [torch.ones_like(v) for v in (*primals, *ones)]
         counts = (*ctx.counts, len(along))
-        return tuple(_push(counts, token, values, still, _filled(tangents, values))[len(primals) :])
+        return tuple(_push(counts, token, values, like, _filled(tangents, values))[len(primals) :])
 
     @staticmethod
     def vmap(
