@@ -32,7 +32,8 @@ from polybridge.core.errors import (
     WrongFrameworkError,
     last_error,
 )
-from polybridge.core.hookspecs import BackendPlugin, hookimpl
+from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
+from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
 from polybridge.core.relay import Outcome, Relay
 from polybridge.core.specs import TensorSpec
@@ -46,12 +47,16 @@ __all__ = [
     "BackendError",
     "BackendNotInstalledError",
     "BackendPlugin",
+    "Bridge",
     "BrokenPluginError",
     "CompilationError",
     "CotangentError",
     "DetachedStateWarning",
     "ForkError",
+    "Functional",
     "LoopWarning",
+    "ModuleLibrary",
+    "ModulePlugin",
     "MutationError",
     "NotCallableError",
     "NotDifferentiableError",
@@ -64,10 +69,12 @@ __all__ = [
     "Pullback",
     "Relay",
     "ResidualError",
+    "Slot",
     "TensorSpec",
     "UnknownBackendError",
     "UnsupportedTensorError",
     "UntracedWarning",
+    "Weights",
     "WrongFrameworkError",
     "convert",
     "get_backend",

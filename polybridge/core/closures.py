@@ -17,3 +17,9 @@ def reachable(fn: Callable[..., Any]) -> dict[str, Any]:
         captured = inspect.getclosurevars(code)
         found |= {**captured.globals, **captured.nonlocals}
     return found
+
+
+def given(fn: Callable[..., Any]) -> list[Any]:
+    """Return the variables of a module whose values `fn` gets as inputs, if it is how a module is run."""
+    held = getattr(getattr(fn, "__self__", None), "held", None)
+    return [] if held is None else list(held())

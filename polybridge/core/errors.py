@@ -102,6 +102,13 @@ class WrongFrameworkError(ArgumentError, TypeError):
             f'`polybridge.convert({path}, "{expected}")`.'
         )
 
+    @classmethod
+    def module(cls, found: type, owner: str, src: str) -> WrongFrameworkError:
+        """Say which library a module belongs to, where another was named."""
+        return cls(
+            f"`polybridge.wrap` was given src={src!r}, but {found.__qualname__} is a module of {owner}. Leave src= out."
+        )
+
 
 class UnsupportedTensorError(ArgumentError, TypeError):
     """A tensor that cannot cross between the two frameworks."""

@@ -1,4 +1,4 @@
-"""The one hook through which a backend, built in or not, makes itself known."""
+"""The hooks through which a backend or a library of modules, built in or not, makes itself known."""
 
 from __future__ import annotations
 
@@ -34,6 +34,32 @@ class BackendPlugin:
     requirement: str = ""
 
 
+@dataclass(frozen=True)
+class ModulePlugin:
+    """What a plugin says of a library of modules before it is imported.
+
+    Args:
+        name: the canonical name, as in `wrap(dst=name)`.
+        load: given the backend, imports the library and returns the `ModuleLibrary`; called once, when it is needed.
+        module: the top-level module that has to be imported before a module of the library can exist.
+        backend: the name of the backend whose tensors it uses.
+        aliases: other names.
+        requirement: what pip has to install when it is missing.
+    """
+
+    name: str
+    load: Callable[[Any], Any]
+    module: str
+    backend: str
+    aliases: tuple[str, ...] = ()
+    requirement: str = ""
+
+
 @hookspec
 def polybridge_backends() -> list[BackendPlugin]:  # type: ignore[empty-body]
     """Return the backends of this plugin."""
+
+
+@hookspec
+def polybridge_modules() -> list[ModulePlugin]:  # type: ignore[empty-body]
+    """Return the libraries of modules of this plugin."""

@@ -15,17 +15,21 @@ import pluggy
 from polybridge.core import hookspecs
 from polybridge.core.backend import Backend
 from polybridge.core.errors import BackendError, BackendNotInstalledError, BrokenPluginError, UnknownBackendError
-from polybridge.core.hookspecs import BackendPlugin
+from polybridge.core.hookspecs import BackendPlugin, ModulePlugin
+from polybridge.core.modules import Functional, ModuleLibrary
 
 
 @dataclass
 class Registry:
-    """The backends of this process; the one in use is `registry`."""
+    """The backends and libraries of modules of this process; the one in use is `registry`."""
 
     plugins: dict[str, BackendPlugin] = field(default_factory=dict)
+    module_plugins: dict[str, ModulePlugin] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    module_names: dict[str, str] = field(default_factory=dict)
     broken: dict[str, tuple[str, BaseException]] = field(default_factory=dict)
     loaded: dict[str, Backend] = field(default_factory=dict)
+    libraries: dict[str, ModuleLibrary] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _found: bool = False
 
@@ -42,22 +46,54 @@ class Registry:
                 self._find_one(manager, entry)
             self._found = True
 
-    def register(self, plugin: BackendPlugin) -> None:
-        """Add one backend, replacing an earlier one of the same name."""
+    def register(self, plugin: BackendPlugin | ModulePlugin) -> None:
+        """Add one backend or library of modules, replacing an earlier one of the same name."""
         with self._lock:
-            self.plugins[plugin.name] = plugin
-            self.loaded.pop(plugin.name, None)
+            if isinstance(plugin, ModulePlugin):
+                self.module_plugins[plugin.name] = plugin
+                self.libraries.pop(plugin.name, None)
+                names = self.module_names
+            else:
+                self.plugins[plugin.name] = plugin
+                self.loaded.pop(plugin.name, None)
+                names = self.names
             for name in (plugin.name, *plugin.aliases):
-                self.names[name] = plugin.name
+                names[name] = plugin.name
 
     def get(self, name: str) -> Backend:
-        """Return the backend called `name`, importing its framework if this is the first time."""
+        """Return the backend called `name`, or that of the library of this name, importing its framework if need be."""
         self.find()
         canonical = self.names.get(name)
+        if canonical is None and name in self.module_names:
+            canonical = self.names.get(self.module_plugins[self.module_names[name]].backend)
         if canonical is None:
             raise self._unknown(name) from self.broken.get(name, (None, None))[1]
         backend = self.loaded.get(canonical)
         return self._load(canonical) if backend is None else backend
+
+    def library(self, name: str) -> ModuleLibrary | None:
+        """Return the library of modules called `name`; None if there is only a backend of this name, or nothing."""
+        self.find()
+        canonical = self.module_names.get(name)
+        if canonical is None:
+            return None
+        library = self.libraries.get(canonical)
+        return self._load_library(canonical) if library is None else library
+
+    def functional(self, value: Any) -> tuple[ModuleLibrary, Functional] | None:
+        """Return the library that `value` is a module of, and the module as a function; None if there is none.
+
+        Imports no library. Those that are named after their backend are asked last: others build on their classes.
+        """
+        self.find()
+        for name, plugin in sorted(self.module_plugins.items(), key=lambda item: item[1].backend == item[0]):
+            if sys.modules.get(plugin.module) is None:
+                continue
+            library = self.library(name)
+            functional = None if library is None else library.functional(value)
+            if library is not None and functional is not None:
+                return library, functional
+        return None
 
     def owner(self, value: Any) -> Backend | None:
         """Return the backend that `value` is a tensor of, or made of tensors of; None if there is none.
@@ -81,14 +117,16 @@ class Registry:
     def _find_one(self, manager: pluggy.PluginManager, entry: importlib.metadata.EntryPoint) -> None:
         source = entry.dist.name if entry.dist is not None else entry.value
         try:
-            before = set(map(id, manager.hook.polybridge_backends.get_hookimpls()))
+            hooks = manager.hook.polybridge_backends, manager.hook.polybridge_modules
+            before = {id(impl) for hook in hooks for impl in hook.get_hookimpls()}
             manager.register(entry.load(), name=f"{source}:{entry.name}")
             manager.check_pending()
-            for impl in manager.hook.polybridge_backends.get_hookimpls():
-                if id(impl) not in before:
-                    offered: Any = impl.function()
-                    for plugin in offered:
-                        self.register(plugin)
+            for hook in hooks:
+                for impl in hook.get_hookimpls():
+                    if id(impl) not in before:
+                        offered: Any = impl.function()
+                        for plugin in offered:
+                            self.register(plugin)
         except Exception as error:  # one broken plugin must not take the others along
             manager.unregister(name=f"{source}:{entry.name}")
             self.broken[entry.name] = (source, error)
@@ -108,11 +146,25 @@ class Registry:
             loaded: Backend = self.loaded.setdefault(name, backend)
         return loaded
 
+    def _load_library(self, name: str) -> ModuleLibrary:
+        plugin = self.module_plugins[name]
+        if importlib.util.find_spec(plugin.module) is None:
+            raise BackendNotInstalledError.of(name, plugin.requirement or plugin.module)
+        try:
+            library = plugin.load(self.get(plugin.backend))
+        except BackendError:
+            raise
+        except Exception as error:
+            raise BrokenPluginError.of(name, getattr(plugin.load, "__module__", "?"), error) from error
+        with self._lock:
+            loaded: ModuleLibrary = self.libraries.setdefault(name, library)
+        return loaded
+
     def _unknown(self, name: str) -> Exception:
         if name in self.broken:
             source, error = self.broken[name]
             return BrokenPluginError.of(name, source, error)
-        return UnknownBackendError.named(name, self.names, self.broken)
+        return UnknownBackendError.named(name, {*self.names, *self.module_names}, self.broken)
 
 
 def _strangers_last(entry: importlib.metadata.EntryPoint) -> tuple[bool, str]:

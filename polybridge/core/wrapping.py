@@ -13,6 +13,7 @@ from polybridge.core import trees
 from polybridge.core.backend import Backend
 from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
+from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome
@@ -26,22 +27,26 @@ _RELAYS = 256  # structures and static values that one wrapped function keeps a 
 def wrap(
     fn: Callable[..., Any],
     *,
-    src: str,
     dst: str,
+    src: str | None = None,
     vjp: Vjp = None,
     jvp: Callable[..., Any] | None = None,
+    params: Any = None,
+    state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
-) -> Callable[..., Any]: ...
+) -> Any: ...
 
 
 @overload
 def wrap(
     *,
-    src: str,
     dst: str,
+    src: str | None = None,
     vjp: Vjp = None,
     jvp: Callable[..., Any] | None = None,
+    params: Any = None,
+    state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
@@ -50,14 +55,16 @@ def wrap(
 def wrap(
     fn: Any = None,
     *,
-    src: str,
     dst: str,
+    src: str | None = None,
     vjp: Vjp = None,
     jvp: Callable[..., Any] | None = None,
+    params: Any = None,
+    state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
-) -> Callable[..., Any]:
-    """Return `fn`, written in framework `src`, as a function of framework `dst`; without `fn`, a decorator.
+) -> Any:
+    """Return `fn`, written in framework `src`, as a function or module of framework `dst`; without `fn`, a decorator.
 
     Arguments may be any tree of lists, tuples, dicts, named tuples and dataclasses. Tensors of `dst` (and NumPy
     arrays, as constants) reach `fn` as tensors of `src`; every other value reaches it unchanged. The result has the
@@ -65,8 +72,9 @@ def wrap(
 
     Args:
         fn: takes and returns trees of `src` tensors. Tensors that it closes over are constants.
-        src: the framework of `fn`: "torch", "tensorflow" or another registered backend.
-        dst: the framework of the caller. If it is that of `fn`, `fn` itself is returned, unless it is given a rule.
+        dst: the framework of the caller: "torch", "tensorflow", "jax", "numpy", "keras" or another that is registered.
+            If it is that of `fn`, `fn` itself is returned, unless it is given a rule.
+        src: the framework of `fn`, likewise. A module shows its own.
         vjp: a derivative instead of the framework's own, written in `src`. Either `(fwd, bwd)`, as `jax.custom_vjp`
             takes them: `fwd(*args, **kwargs)` returns `(out, residuals)`, and `bwd(residuals, ct)` returns a tuple with
             a cotangent for each positional argument (and a dict of those of the keyword arguments, if these have
@@ -75,6 +83,8 @@ def wrap(
             central differences, two evaluations for each number in the inputs.
         jvp: a rule for forward mode, as `jax.custom_jvp` takes it: `jvp(primals, tangents)` returns
             `(out, tangents_out)`.
+        params: the weights of `fn`, a tree of `src` tensors that it takes as first argument; `fn` is then a module.
+        state: its statistics and counters, a tree that it takes as second argument; it then returns `(out, state)`.
         copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
             False never does: then neither side may write in place to what crosses.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
@@ -92,19 +102,52 @@ def wrap(
         NotDifferentiableError: a derivative is asked that neither the source nor a rule has.
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
+    options = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
     if fn is None:
-        return functools.partial(wrap, src=src, dst=dst, vjp=vjp, jvp=jvp, copy=copy, output_specs=output_specs)
-    if not callable(fn):
-        raise NotCallableError.got(fn)
+        return functools.partial(wrap, src=src, dst=dst, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
-    source, dest = get_backend(src), get_backend(dst)
     rule = Rule.of(vjp, jvp)
+    found = _functional(fn, src, params, state)
+    library = registry.library(dst)
+    if found is not None and library is not None:
+        if rule is not None:
+            raise ValueError(
+                "`polybridge.wrap` takes vjp= and jvp= for functions only: wrap one that calls the module."
+            )
+        origin, functional = found
+        return fn if origin is library else library.native(_bridge(functional, library, copy, output_specs))
+    if not callable(fn):
+        raise NotCallableError.got(fn)
+    source = get_backend(src) if src is not None else found and found[1].backend
+    if source is None:
+        raise TypeError("`polybridge.wrap` needs src=, the framework of a function; only that of a module is known.")
+    dest = get_backend(dst)
     if source is dest and rule is None:
-        return fn  # type: ignore[no-any-return]
+        return fn
     if rule is None and not source.derivatives:
         rule = Rule()
     return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs, rule).function())
+
+
+def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[ModuleLibrary | None, Functional] | None:
+    """Return `fn` as a function of its weights and the library that it is a module of; None if it is no module."""
+    if params is None:
+        found = registry.functional(fn)
+        if found is None or src is None or get_backend(src) is found[1].backend:
+            return found
+        raise WrongFrameworkError.module(type(fn), found[0].name, src)
+    if src is None:
+        raise TypeError("`polybridge.wrap` needs src=, the framework of a function and its params=.")
+    return None, Applied(fn, get_backend(src), params, state)
+
+
+def _bridge(functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any) -> Bridge:
+    source, dest = functional.backend, library.backend
+    if source is dest:
+        return Bridge(functional, dest, functional.run)
+    wrapped = _Wrapped(functional.run, Exchange(dest, source, copy), output_specs, name=functional.name)
+    return Bridge(functional, dest, dest.decorate(wrapped.function()))
 
 
 def convert(tree: Any, to: str) -> Any:
@@ -141,11 +184,17 @@ def convert(tree: Any, to: str) -> Any:
 class _Wrapped:
     """A function between two backends, with a native function for each structure of its arguments."""
 
-    def __init__(self, fn: Callable[..., Any], exchange: Exchange, output_specs: Any, rule: Rule | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        exchange: Exchange,
+        output_specs: Any,
+        rule: Rule | None = None,
+        name: str | None = None,
+    ) -> None:
         self.fn, self.exchange, self.output_specs, self.rule = fn, exchange, output_specs, rule
-        self.call = (
-            f"{getattr(fn, '__name__', type(fn).__name__)} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
-        )
+        name = name or getattr(fn, "__name__", type(fn).__name__)
+        self.call = f"{name} (src={exchange.source.name!r}, dst={exchange.dest.name!r})"
         self.arguments = classifier(exchange.dest)
         self.results = classifier(exchange.source)
         self.natives: OrderedDict[Any, Callable[..., Outcome]] = OrderedDict()

@@ -201,6 +201,6 @@ def test_a_framework_whose_import_is_blocked_owns_nothing(install, two, monkeypa
     assert Registry().owner(two).name == "toy"
 
 
-def test_the_hook_specification_has_one_hook():
+def test_the_hook_specification_has_two_hooks():
     hooks = [name for name in vars(hookspecs) if name.startswith("polybridge_")]
-    assert hooks == ["polybridge_backends"]
+    assert hooks == ["polybridge_backends", "polybridge_modules"]

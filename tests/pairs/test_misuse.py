@@ -460,20 +460,25 @@ def keras_layer():
 
 
 def keras_model():
-    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense_of_mine")])
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense_of_mine")])
+    return lambda x: model(x)
+
+
+def tf_module_in_closure():
+    module = TFModule()
+    return lambda x: module(x)
 
 
 CLOSED_OVER = {
     "torch_closure": (torch_closure, in_tf, ["scale"]),
     "torch_plain_tensor": (torch_plain_tensor, in_tf, ["scale"]),
-    "torch_module": (TorchModel, in_tf, ["inner.weight", "inner.bias"]),
     "torch_method": (lambda: TorchModel().score, in_tf, ["inner.weight", "inner.bias"]),
     "torch_module_in_closure": (torch_module_in_closure, in_tf, ["model.inner.weight", "model.inner.bias"]),
     "torch_partial": (torch_partial, in_tf, ["(2,)"]),
     "torch_list_in_closure": (torch_list_in_closure, in_tf, ["(2, 2)", "(2,)"]),
     "tf_closure": (tf_closure, in_torch, ["scale"]),
     "tf_function": (tf_function_closure, in_torch, ["scale"]),
-    "tf_module": (TFModule, in_torch, ["kernel"]),
+    "tf_module_in_closure": (tf_module_in_closure, in_torch, ["kernel"]),
     "tf_method": (lambda: TFModule().score, in_torch, ["kernel"]),
     "keras_layer": (keras_layer, in_torch, ["dense_of_mine/kernel", "dense_of_mine/bias"]),
     "keras_model": (keras_model, in_torch, ["dense_of_mine/kernel", "dense_of_mine/bias"]),
@@ -568,9 +573,9 @@ def constant_tf():
 
 
 def frozen_keras():
-    model = keras_model()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     model.trainable = False
-    return model
+    return lambda x: model(x)
 
 
 def unused_torch():

@@ -43,6 +43,4 @@ def subject(request):
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_the_law(law, subject):
-    if subject.backend.name == "jax" and law.__name__.startswith("native"):
-        pytest.skip("jax is no destination yet")
     law(subject)

@@ -364,13 +364,15 @@ def test_a_forward_that_nobody_differentiates_keeps_no_residual() -> None:
 
 
 def test_weights_that_a_module_holds_are_named_under_jit() -> None:
+    layer = torch.nn.Linear(3, 2, dtype=torch.float64)
     with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
-        jax.block_until_ready(jax.jit(into_jax(torch.nn.Linear(3, 2, dtype=torch.float64)))(X))
+        jax.block_until_ready(jax.jit(into_jax(lambda x: layer(x)))(X))
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
 def test_weights_that_a_module_holds_are_named_in_a_batch(staged: bool) -> None:
-    wrapped = jax.vmap(into_jax(torch.nn.Linear(3, 2, dtype=torch.float64)))
+    layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+    wrapped = jax.vmap(into_jax(lambda x: layer(x)))
     with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
         jax.block_until_ready((jax.jit(wrapped) if staged else wrapped)(BATCH))
 
@@ -386,7 +388,7 @@ def test_a_trace_does_not_change_the_state_of_a_tensorflow_function() -> None:
 def test_a_tensorflow_layer_that_builds_itself_may_be_traced_first() -> None:
     layer = tf.keras.layers.Dense(2, dtype="float64")
     with pytest.warns(polybridge.DetachedStateWarning, match="kernel"):
-        found = jax.block_until_ready(jax.jit(into_jax(layer, "tensorflow"))(BATCH))
+        found = jax.block_until_ready(jax.jit(into_jax(lambda x: layer(x), "tensorflow"))(BATCH))
     np.testing.assert_allclose(found, BATCH @ layer.kernel.numpy(), rtol=1e-12)
 
 
@@ -453,7 +455,7 @@ def test_a_batch_of_no_examples_has_results_of_none(staged: bool) -> None:
 def test_batch_norm_counts_a_batch_that_cannot_be_vectorised_once_for_each_example() -> None:
     module = torch.nn.BatchNorm1d(3, affine=False, dtype=torch.float64)
     with pytest.warns(polybridge.LoopWarning):
-        jax.vmap(into_jax(module))(jnp.stack([DATA[:, 0], DATA[:, 1]]))
+        jax.vmap(into_jax(lambda x: module(x)))(jnp.stack([DATA[:, 0], DATA[:, 1]]))
     assert module.num_batches_tracked == 2
 
 

@@ -340,7 +340,8 @@ def test_an_eager_jacobian_or_map_keeps_no_residual() -> None:
 
 
 def test_weights_that_a_module_holds_are_named_in_a_map(staged: Callable[[Fn], Fn]) -> None:
-    wrapped = into_tf(torch.nn.Linear(3, 2, dtype=torch.float64))
+    layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+    wrapped = into_tf(lambda x: layer(x))
     with pytest.warns(polybridge.DetachedStateWarning, match="weight"):
         staged(lambda: mapped(wrapped)(X))()
 

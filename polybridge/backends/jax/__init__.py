@@ -1,7 +1,8 @@
 """The plugin of the JAX backend; imports JAX only when the backend is loaded."""
 
 from polybridge.core.backend import Backend
-from polybridge.core.hookspecs import BackendPlugin, hookimpl
+from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
+from polybridge.core.modules import ModuleLibrary
 
 
 @hookimpl
@@ -10,7 +11,19 @@ def polybridge_backends() -> list[BackendPlugin]:
     return [BackendPlugin("jax", _load, module="jax", requirement="jax")]
 
 
+@hookimpl
+def polybridge_modules() -> list[ModulePlugin]:
+    """Offer its modules."""
+    return [ModulePlugin("jax", _load_modules, module="jax", backend="jax", requirement="jax")]
+
+
 def _load() -> Backend:
     from polybridge.backends.jax.backend import JaxBackend
 
     return JaxBackend()
+
+
+def _load_modules(backend: Backend) -> ModuleLibrary:
+    from polybridge.backends.jax.modules import JaxModules
+
+    return JaxModules(backend)

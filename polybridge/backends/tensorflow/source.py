@@ -13,7 +13,7 @@ from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.backends.tensorflow.convert import EagerTensor
 from polybridge.core.abstract import Abstract, Evaluation
 from polybridge.core.backend import Pullback
-from polybridge.core.closures import reachable
+from polybridge.core.closures import given, reachable
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
@@ -95,8 +95,8 @@ class TapePullback(Pullback):
 
     def closed_over(self, fn: Callable[..., Any]) -> list[str]:
         """Name the trainable variables that the tape saw."""
-        frozen = {id(v) for v in _frozen(fn)}
-        return [v.name.removesuffix(":0") for v in self._tape.watched_variables() if id(v) not in frozen]
+        known = {id(v) for v in [*_frozen(fn), *given(fn)]}
+        return [v.name.removesuffix(":0") for v in self._tape.watched_variables() if id(v) not in known]
 
     def _gradients(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         pairs = [(y, ct) for y, ct in zip(self._outputs, cts, strict=True) if y is not None and ct is not None]

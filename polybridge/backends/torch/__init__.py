@@ -1,7 +1,8 @@
 """The plugin of the torch backend; imports torch only when the backend is loaded."""
 
 from polybridge.core.backend import Backend
-from polybridge.core.hookspecs import BackendPlugin, hookimpl
+from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
+from polybridge.core.modules import ModuleLibrary
 
 
 @hookimpl
@@ -10,7 +11,21 @@ def polybridge_backends() -> list[BackendPlugin]:
     return [BackendPlugin("torch", _load, module="torch", aliases=("pytorch",), requirement="torch")]
 
 
+@hookimpl
+def polybridge_modules() -> list[ModulePlugin]:
+    """Offer its modules."""
+    return [
+        ModulePlugin("torch", _load_modules, module="torch", backend="torch", aliases=("pytorch",), requirement="torch")
+    ]
+
+
 def _load() -> Backend:
     from polybridge.backends.torch.backend import TorchBackend
 
     return TorchBackend()
+
+
+def _load_modules(backend: Backend) -> ModuleLibrary:
+    from polybridge.backends.torch.modules import TorchModules
+
+    return TorchModules(backend)
