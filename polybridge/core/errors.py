@@ -319,6 +319,22 @@ class CompilationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def over_processes(cls, call: str) -> CompilationError:
+        """Say why a program over several processes cannot hold the call on whole arrays."""
+        return cls(
+            f"`{call}` was called on arrays that are spread over several processes: it takes whole arrays, which no "
+            f"process has. Call it in `jax.shard_map`, where each device calls it with its own part."
+        )
+
+    @classmethod
+    def over_some_axes(cls, call: str) -> CompilationError:
+        """Say why a `jax.shard_map` over some axes of a mesh cannot hold the call."""
+        return cls(
+            f"`{call}` was called in a `jax.shard_map` over some axes of the mesh: XLA would split the call along the "
+            f"others, and cannot split a call into Python. Map over all axes (without `axis_names=`)."
+        )
+
+    @classmethod
     def elsewhere(cls, call: str) -> CompilationError:
         """Say that a graph has left the process that has its function."""
         return cls(
