@@ -83,7 +83,7 @@ class KerasFunctional(Functional):
 class BridgedLayer(keras.layers.Layer):
     """A module of another framework: its weights and state are the layer's, under the source's names.
 
-    `training=` says how it computes, and random numbers follow from Keras's seed. A layer that is not trainable computes
+    `training=` says how it computes, and random numbers follow from Keras's seed. One that is not trainable computes
     as in evaluation, as Keras's own batch normalisation does, so that its state stays as it is.
     """
 
