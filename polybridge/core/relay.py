@@ -35,7 +35,7 @@ from polybridge.core.trees import Structure, flatten
 Tensor = Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What one evaluation returned.
 
@@ -284,7 +284,7 @@ class PullbackRelay(Relay):
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
         leaves = [found[i] for i in self._results]
         found.clear()
-        connected = tuple(x is not None for x in leaves)
+        connected = tuple([x is not None for x in leaves])
         given = _given(self.exchange, leaves, self.call)
         if self._given is not None:
             given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]

@@ -61,7 +61,7 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         randomness: from `Backend.randomness`, before the forward.
     """
     number = next(_numbers)
-    kept = _Kept(back, _size(outputs), _Forward(_fingerprint(outputs), randomness))
+    kept = back, _Forward(_fingerprint(outputs), randomness, _size(outputs))
     with _lock:
         for evicted, forward in _waiting.add(number, kept):
             _remember(evicted, forward)
@@ -85,7 +85,7 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
         kept = _waiting.take(number) or _used.take(number)
         if kept is not None:  # most are asked for once: those that were make room before the others
             _use(number, kept)
-            return kept.back
+            return kept[0]
         forward = _forwards.get(number)
     if forward is None:
         raise ResidualError.gone()
@@ -94,23 +94,19 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if _fingerprint(outputs) != forward.fingerprint:
         raise ResidualError.differs()
     with _lock:
-        _use(number, _Kept(back, _size(outputs), forward))
+        _use(number, (back, forward))
     return back
 
 
 class _Forward(NamedTuple):
-    """What is known of a forward whose residual may be gone."""
+    """What is known of a forward whose residual may be gone; its outputs' bytes stand for those of the residual."""
 
     fingerprint: int
     randomness: Context | None
-
-
-class _Kept(NamedTuple):
-    """A residual, the bytes of its outputs, after which its own are estimated, and what is known of its forward."""
-
-    back: Relay
     size: int
-    forward: _Forward
+
+
+_Kept = tuple[Relay, _Forward]
 
 
 class _Table:
@@ -127,20 +123,20 @@ class _Table:
     def add(self, number: int, kept: _Kept) -> list[tuple[int, _Forward]]:
         """Add a residual, and return the forwards of those that made room; the newest always stays."""
         self._kept[number] = kept
-        self._total += kept.size
+        self._total += kept[1].size
         evicted = []
         while len(self._kept) > 1 and (len(self._kept) > self.entries or self._total > self.size):
             oldest = next(iter(self._kept))
             out = self.take(oldest)
             assert out is not None
-            evicted.append((oldest, out.forward))
+            evicted.append((oldest, out[1]))
         return evicted
 
     def take(self, number: int) -> _Kept | None:
         """Remove a residual and return it, None if it is not here."""
         kept = self._kept.pop(number, None)
         if kept is not None:
-            self._total -= kept.size
+            self._total -= kept[1].size
         return kept
 
 
@@ -156,7 +152,7 @@ def _remember(number: int, forward: _Forward) -> None:
 
 
 def _size(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
-    return sum(y.nbytes for y in outputs)
+    return sum([y.nbytes for y in outputs])
 
 
 def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
