@@ -245,7 +245,7 @@ _PLAIN = contextlib.nullcontext()
 def randomness() -> Context:
     """Capture the state of the default generators; what is captured is shared while nobody draws a number."""
     global _latest
-    on_cpu = torch.get_rng_state().numpy().tobytes()
+    on_cpu = torch.default_generator.get_state().numpy().tobytes()
     if torch.cuda.is_initialized():
         return _Randomness(on_cpu, torch.cuda.get_rng_state_all())
     latest = _latest
