@@ -372,6 +372,15 @@ class ResidualError(PolybridgeError, RuntimeError):
             "in smaller loops, or sooner after the forward."
         )
 
+    @classmethod
+    def freed(cls) -> ResidualError:
+        """Say that an input's memory is no longer what the forward has saved."""
+        return cls(
+            "A gradient was asked for of a wrapped function one of whose inputs has been freed since the forward, as "
+            "FSDP frees weights (`reshard_after_forward`): the other framework has saved what was there. Pass a copy "
+            "(`weight.clone()`), or wrap a module, which copies such weights."
+        )
+
 
 class ForkError(PolybridgeError, RuntimeError):
     """A framework that had started before the fork cannot be used in the child."""

@@ -65,6 +65,9 @@ EXAMPLES = [
     errors.ResidualError.mixed(),
     errors.ResidualError.differs(),
     errors.UntracedWarning.reading("model.py:3", "ConcretizationTypeError"),
+    errors.ResidualError.freed(),
+    errors.CompilationError.over_processes("f"),
+    errors.CompilationError.over_some_axes("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
 
+from polybridge.backends.torch.convert import lasting, spread_like, whole
 from polybridge.core.backend import Backend
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 
@@ -145,23 +146,28 @@ class BridgedModule(torch.nn.Module):
         """Call the source's module with these parameters and buffers, and store what it changes of the buffers."""
         seed = _drawn() if self._bridge.random else None
         state = {name: x.clone() for name, x in self._all(self._state).items()}  # a backward may need it as it was
-        out, changed = self._bridge(Weights(self._all(self._params), state, seed), self.training, args, kwargs)
+        params = {name: lasting(x) for name, x in self._all(self._params).items()}
+        out, changed = self._bridge(Weights(params, state, seed), self.training, args, kwargs)
         with torch.no_grad():
             for name, value in changed.items():
                 operator.attrgetter(self._state[name])(self).copy_(value)
         return out
 
     def sync_to_source(self) -> Any:
-        """Store these parameters and buffers in the source's module, bit for bit, and return it."""
+        """Store these parameters and buffers in the source's module, bit for bit, and return it.
+
+        Where FSDP has spread them over several processes, each of these has to call, and gets all values.
+        """
         values = self._all(self._params) | self._all(self._state)
-        return self._bridge.send({name: x.detach() for name, x in values.items()})
+        return self._bridge.send({name: whole(x.detach()) for name, x in values.items()})
 
     def sync_from_source(self) -> None:
         """Take the values of the source's module."""
         where = self._params | self._state
         with torch.no_grad():
             for slot in self._bridge.slots:
-                operator.attrgetter(where[slot.name])(self).copy_(self._bridge.fetch(slot))
+                held = operator.attrgetter(where[slot.name])(self)
+                held.copy_(spread_like(self._bridge.fetch(slot), held))
 
     def extra_repr(self) -> str:
         """Say what it bridges."""
