@@ -41,8 +41,16 @@ def run(*commands: Sequence[str], environments: Sequence[dict[str, str]] = ({},)
     finally:
         for process in started:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                _end(process)
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()  # on which torchrun ends its workers, which are in sessions of their own
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def torchrun(*command: str, processes: int = 2) -> tuple[int, str]:

@@ -107,9 +107,12 @@ def _seeded(seed: Tensor | None) -> Iterator[None]:
         yield
         return
     high, low = seed.tolist()
-    with torch.random.fork_rng():
+    with _generators, torch.random.fork_rng():  # two replicas of a strategy may be here at once
         torch.manual_seed(high << 32 | low)
         yield
+
+
+_generators = threading.RLock()  # torch's generators are one for all threads
 
 
 class BridgedModule(torch.nn.Module):
