@@ -1,10 +1,9 @@
 """A Keras classifier in Hugging Face accelerate: clipped and accumulated gradients, a checkpoint, and training resumed.
 
-    accelerate launch --cpu --num_processes 1 -m examples.trainers.accelerate_digits
+    torchrun --nproc-per-node 2 -m examples.trainers.accelerate_digits /tmp/digits
 """
 
 import sys
-import tempfile
 
 import torch
 from accelerate import Accelerator
@@ -37,11 +36,10 @@ def fit(epochs: int, precision: str, saved: str, resume: bool = False) -> float:
     return accelerator.gather(torch.stack(found)).mean().item()
 
 
-def main(precision: str = "no") -> None:
+def main(saved: str, precision: str = "no") -> None:
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        print(f"{precision}: accuracy {fit(3, precision, folder):.3f}")
-        print(f"{precision}: accuracy {fit(2, precision, folder, resume=True):.3f} after two epochs more")
+    print(f"{precision}: accuracy {fit(3, precision, saved):.3f}")
+    print(f"{precision}: accuracy {fit(2, precision, saved, resume=True):.3f} after two epochs more")
 
 
 if __name__ == "__main__":

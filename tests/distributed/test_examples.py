@@ -44,8 +44,8 @@ def test_lightning_in_bfloat16():
     assert "after 55 updates" in output  # 1,408 images in 5 epochs of 11 accumulated batches
 
 
-def test_accelerate_in_two_processes():
-    status, output = torchrun("-m", "examples.trainers.accelerate_digits")
+def test_accelerate_in_two_processes(tmp_path):
+    status, output = torchrun("-m", "examples.trainers.accelerate_digits", str(tmp_path / "state"))
     assert status == 0, output
     assert min(accuracies(output)) > 0.85
 

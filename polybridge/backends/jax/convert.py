@@ -85,7 +85,7 @@ def dense(tensor: jax.Array) -> jax.Array:
     if tensor.is_deleted():
         raise UnsupportedTensorError("an array that has been deleted or donated")
     if tensor.sharding.num_devices > 1:
-        if not tensor.is_fully_addressable:
+        if not (tensor.is_fully_addressable or tensor.is_fully_replicated):
             raise UnsupportedTensorError("an array that is spread over the devices of several processes")
         return jnp.asarray(np.asarray(tensor))  # gathered
     if tensor.ndim > 1 and not owns(tensor) and not _is_row_major(tensor):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Weights
 
@@ -23,7 +24,10 @@ class JaxModules(ModuleLibrary):
 
     def native(self, bridge: Bridge) -> BridgedFunction:
         """Return a function, its parameters and its state."""
-        values = [{slot.name: bridge.fetch(slot) for slot in bridge.slots if slot.is_state is s} for s in (False, True)]
+        values = [
+            {slot.name: _uncommitted(bridge.fetch(slot)) for slot in bridge.slots if slot.is_state is s}
+            for s in (False, True)
+        ]
         return BridgedFunction(_Apply(bridge), *values)
 
 
@@ -65,3 +69,8 @@ class _Apply:
         seed = None if rng is None or not self.bridge.random else jax.random.bits(rng, (2,), "uint32")
         out, changed = self.bridge(Weights(params, state, seed), training, args, kwargs)
         return out, {**state, **changed}
+
+
+def _uncommitted(x: Array) -> Array:
+    """Return an array that JAX may take to any device, as it does with what it has made itself."""
+    return jax.numpy.asarray(np.array(x))
