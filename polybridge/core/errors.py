@@ -10,7 +10,8 @@ PolybridgeError
 |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
 |   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
 |   |-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
-|   `-- FactoryError              (TypeError)     a module that no name says how to build again
+|   |-- FactoryError              (TypeError)     a module that no name says how to build again
+|   `-- UnsupportedModuleError    (TypeError)     a module that cannot compute with weights of another framework
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
@@ -162,11 +163,33 @@ class FactoryError(ArgumentError, TypeError):
         )
 
     @classmethod
+    def unsafe(cls, where: str) -> FactoryError:
+        """Say that a file wants code to be imported and called, which its reader has not allowed."""
+        return cls(
+            f"The file has a bridged module whose factory {where!r} would be imported and called. If you trust the file, "
+            f'load it with `safe_mode=False`; or call `polybridge.register_factory("my-model", fn)` before it is saved '
+            f"and before it is loaded."
+        )
+
+    @classmethod
     def unknown(cls, reference: object, error: BaseException) -> FactoryError:
         """Say that a saved name leads nowhere in this process."""
         return cls(
             f"The factory {reference!r} cannot be found here ({type(error).__name__}: {error}). Make its module "
             f"importable, or call `polybridge.register_factory` before loading."
+        )
+
+
+class UnsupportedModuleError(ArgumentError, TypeError):
+    """A module that cannot compute with the weights that another framework holds."""
+
+    @classmethod
+    def scripted(cls, name: str) -> UnsupportedModuleError:
+        """Say why TorchScript's modules are no source."""
+        return cls(
+            f"`polybridge.wrap` cannot bridge {name}: TorchScript has compiled it together with its parameters, and it "
+            f"computes with no others. Wrap the `nn.Module` that it was made of; or, for a model that is not trained, "
+            f"a function that calls it, with src='torch'."
         )
 
 

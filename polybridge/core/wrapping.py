@@ -6,13 +6,14 @@ import contextlib
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from polybridge.core import trees
 from polybridge.core.backend import Backend
 from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
+from polybridge.core.factories import Factory, resolve
 from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
@@ -35,6 +36,8 @@ def wrap(
     state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
+    factory: Factory | None = None,
+    **options: Any,
 ) -> Any: ...
 
 
@@ -49,6 +52,8 @@ def wrap(
     state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
+    factory: Factory | None = None,
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
@@ -63,6 +68,8 @@ def wrap(
     state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
+    factory: Factory | None = None,
+    **options: Any,
 ) -> Any:
     """Return `fn`, written in framework `src`, as a function or module of framework `dst`; without `fn`, a decorator.
 
@@ -89,6 +96,11 @@ def wrap(
             False never does: then neither side may write in place to what crosses.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
             dtype cannot be found without running them, when they are traced into a graph.
+        factory: for a module that is to be saved: a function that builds it again, or with `params=` returns
+            `(fn, params)` or `(fn, params, state)`. An import finds it, or `polybridge.register_factory` has named it;
+            or a `functools.partial` of such a one.
+        **options: for a module, what `dst`'s own modules are given when they are made, such as `name=` and `dtype=` of
+            a Keras layer.
 
     Raises:
         NotCallableError: `fn` is not callable.
@@ -102,9 +114,9 @@ def wrap(
         NotDifferentiableError: a derivative is asked that neither the source nor a rule has.
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
-    options = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
     if fn is None:
-        return functools.partial(wrap, src=src, dst=dst, **options)
+        own = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
+        return functools.partial(wrap, src=src, dst=dst, factory=factory, **own, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     rule = Rule.of(vjp, jvp)
@@ -116,9 +128,18 @@ def wrap(
                 "`polybridge.wrap` takes vjp= and jvp= for functions only: wrap one that calls the module."
             )
         origin, functional = found
-        return fn if origin is library else library.native(_bridge(functional, library, copy, output_specs))
+        if origin is library:
+            return fn
+        bridge = _bridge(functional, library, copy, output_specs, factory)
+        make: Callable[..., Any] = library.native
+        return make(bridge, **options)
     if not callable(fn):
         raise NotCallableError.got(fn)
+    if factory is not None or options:
+        names = ["factory", *options] if factory is not None else list(options)
+        raise TypeError(
+            f"`polybridge.wrap` takes {', '.join(names)}= for modules only, and only where dst= has modules."
+        )
     source = get_backend(src) if src is not None else found and found[1].backend
     if source is None:
         raise TypeError("`polybridge.wrap` needs src=, the framework of a function; only that of a module is known.")
@@ -142,12 +163,32 @@ def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[Modu
     return None, Applied(fn, get_backend(src), params, state)
 
 
-def _bridge(functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any) -> Bridge:
+def cooked(recipe: Mapping[str, Any], dst: str, **options: Any) -> Any:
+    """Return the module of `dst` that a recipe of `Bridge.recipe` is of.
+
+    Raises:
+        FactoryError: its factory cannot be found here.
+    """
+    given = dict(recipe)
+    factory = resolve(given.pop("factory"))
+    made = factory()
+    if "src" in given:
+        made, params, *state = made
+        given |= {"params": params, "state": state[0] if state else None}
+    return wrap(made, dst=dst, factory=factory, **given, **options)
+
+
+def _bridge(
+    functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any, factory: Factory | None
+) -> Bridge:
     source, dest = functional.backend, library.backend
+    recipe: dict[str, Any] = {} if copy == "auto" else {"copy": copy}
+    if isinstance(functional, Applied):
+        recipe["src"] = source.name
     if source is dest:
-        return Bridge(functional, dest, functional.run)
+        return Bridge(functional, dest, functional.run, factory, recipe)
     wrapped = _Wrapped(functional.run, Exchange(dest, source, copy), output_specs, name=functional.name)
-    return Bridge(functional, dest, dest.decorate(wrapped.function()))
+    return Bridge(functional, dest, dest.decorate(wrapped.function()), factory, recipe)
 
 
 def convert(tree: Any, to: str) -> Any:
