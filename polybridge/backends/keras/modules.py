@@ -90,7 +90,8 @@ class BridgedLayer(keras.layers.Layer):
     """A module of another framework: its weights and state are the layer's, under the source's names.
 
     It is called as the source is, `training=` says how it computes, and random numbers follow from Keras's seed. A lazy
-    module is built when it sees its first arguments, as Keras's own layers. XLA cannot compile it, and Keras knows.
+    module is built when it sees its first arguments, as Keras's own layers. XLA cannot compile it, and Keras knows. One
+    that is not trainable computes as in evaluation, as Keras's own batch normalisation does, so that its state stays.
 
     Variables have the source's dtypes. Inputs and outputs follow the layer's policy, which is Keras's own, or one of the
     weights' dtype if that is another than float32. Where the policy computes in less than float32, a source that has a

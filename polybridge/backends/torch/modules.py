@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
 
-from polybridge.backends.torch.convert import torch_dtype
+from polybridge.backends.torch.convert import same, torch_dtype
 from polybridge.backends.torch.source import fake_mode
 from polybridge.core.backend import Backend
 from polybridge.core.errors import UnsupportedModuleError
@@ -131,7 +131,6 @@ class TorchFunctional(Functional):
     def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
         """Call the module with other tensors in the places of its own."""
         state = {name: x.detach().clone() for name, x in _weights.state.items()}  # which it may write to
-        versions = {name: x._version for name, x in state.items()}
         given = {**_weights.params, **state}
         with self._borrowed() as (module, modules, places):
             before = [inner.training for inner in modules]
@@ -149,13 +148,8 @@ class TorchFunctional(Functional):
                 after = _swapped(places, held)
                 for attributes, listed in lists:
                     attributes.update(listed)
-        # Batch normalisation writes to its statistics without counting it (torch 2.13).
-        changed = {
-            name: after[name]
-            for name, x in state.items()
-            if _training or after[name] is not x or x._version != versions[name]
-        }
-        return out, {name: x.detach() for name, x in changed.items()}
+        changed = state if _training else {n: x for n, x in state.items() if _is_changed(after[n], x, _weights.state[n])}
+        return out, {name: after[name].detach() for name in changed}
 
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Module], Places]]:
@@ -244,6 +238,13 @@ def _swapped(places: Places, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
             before[name] = held[last]
             held[last] = tensor  # type: ignore[assignment]
     return before
+
+
+def _is_changed(after: Tensor, lent: Tensor, before: Tensor) -> bool:
+    """Whether a call has changed a buffer, of which it was lent a copy; batch normalisation does not count its writes."""
+    if after is not lent or lent._version:
+        return True
+    return lent.is_floating_point() and fake_mode() is None and not same(lent, before)
 
 
 def _listed(rnn: torch.nn.RNNBase) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""Modules with weights and state on the other side."""
