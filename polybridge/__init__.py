@@ -90,7 +90,7 @@ __all__ = [
     "wrap",
 ]
 
-_LAZY = ("compat", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
+_LAZY = ("compat", "keras", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
 
 
 def __getattr__(name: str) -> Any:

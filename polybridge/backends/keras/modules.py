@@ -32,6 +32,11 @@ class KerasModules(ModuleLibrary):
         """Return a layer or model as a function."""
         return KerasFunctional(value, self.backend) if isinstance(value, keras.layers.Layer) else None
 
+    @property
+    def layer(self) -> type[BridgedLayer]:
+        """The class of the layers; offered to users as `polybridge.keras.BridgedLayer`."""
+        return BridgedLayer
+
     def native(self, bridge: Bridge, **options: Any) -> BridgedLayer:
         """Return a layer, given what every layer takes."""
         return BridgedLayer(bridge, self, **options)
@@ -138,6 +143,21 @@ class BridgedLayer(keras.layers.Layer):
         if not self.built:
             self._build_for([[TensorSpec(tuple(input_shape), self.compute_dtype)], {}])
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what a call gives, by tracing it: its dtypes, too, are the source's."""
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)
+
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
+        """Return the shape of the result for inputs of these shapes and the policy's dtype.
+
+        Args:
+            *shapes: of the inputs.
+            **named: as `mask_shape=` for the argument `mask`.
+        """
+        inputs = [keras.KerasTensor(shape, self.compute_dtype) for shape in shapes]
+        given = {n.removesuffix("_shape"): keras.KerasTensor(s, self.compute_dtype) for n, s in named.items()}
+        return keras.tree.map_structure(lambda x: x.shape, self.compute_output_spec(*inputs, **given))
+
     def get_build_config(self) -> dict[str, Any]:
         """Return what a lazy module was built for."""
         return {"arguments": self._arguments}
@@ -193,6 +213,8 @@ class BridgedLayer(keras.layers.Layer):
             made = {s.name: self._library.shared.get(s, partial(_variable, bridge, s)) for s in bridge.slots}
         self.params = {slot.name: made[slot.name] for slot in bridge.slots if not slot.is_state}
         self.state = {slot.name: made[slot.name] for slot in bridge.slots if slot.is_state}
+        for name, variable in made.items():  # `tf.train.Checkpoint` finds attributes, and nothing in Keras's dicts
+            setattr(self, f"variable:{name}", variable)
         self.built = True
 
     def _spec(self, x: Any) -> Any:

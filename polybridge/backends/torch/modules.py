@@ -180,13 +180,13 @@ class TorchFunctional(Functional):
             yield
             self._note(training, before)
             return
-        high, low = seed.tolist()
+        number = _mixed(*seed.tolist())
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices) if devices else contextlib.nullcontext():
             if devices:
-                torch.cuda.manual_seed_all(high << 32 | low)
+                torch.cuda.manual_seed_all(number)
             try:
-                generator.manual_seed(high << 32 | low)
+                generator.manual_seed(number)
                 started = generator.get_state()
                 yield
                 self._note(training, started)
@@ -196,6 +196,20 @@ class TorchFunctional(Functional):
     def _note(self, training: bool, before: Tensor) -> None:
         if not self._drawn.get(training):
             self._drawn[training] = not torch.equal(torch.default_generator.get_state(), before)
+
+
+def _mixed(high: int, low: int) -> int:
+    """Return 64 bits of which each depends on all of the seed's: torch's generator on the CPU reads only the low half.
+
+    This is the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    mixed = (high << 32 | low) + 0x9E3779B97F4A7C15 & _BITS
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _BITS
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _BITS
+    return mixed ^ mixed >> 31
+
+
+_BITS = 2**64 - 1
 
 
 class _Watching(TorchDispatchMode):
