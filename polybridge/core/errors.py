@@ -166,9 +166,9 @@ class FactoryError(ArgumentError, TypeError):
     def unsafe(cls, where: str) -> FactoryError:
         """Say that a file wants code to be imported and called, which its reader has not allowed."""
         return cls(
-            f"The file has a bridged module whose factory {where!r} would be imported and called. If you trust the file, "
-            f'load it with `safe_mode=False`; or call `polybridge.register_factory("my-model", fn)` before it is saved '
-            f"and before it is loaded."
+            f"The file has a bridged module whose factory {where!r} would be imported and called. If you trust the "
+            f'file, load it with `safe_mode=False`; or call `polybridge.register_factory("my-model", fn)` before it is '
+            f"saved and before it is loaded."
         )
 
     @classmethod

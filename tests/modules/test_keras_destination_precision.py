@@ -56,13 +56,13 @@ def test_a_mixed_policy_is_torchs_autocast(dtype, graph):
 
 
 def test_a_global_policy_trains_with_the_optimizer_that_keras_chooses(narrow):
-    layer = polybridge.wrap(Net(), dst="keras")
-    model = keras.Sequential([layer, keras.layers.Dense(2, dtype="float32")])
-    model.compile("adam", "mse")
+    torch.manual_seed(0)
+    layer = polybridge.wrap(Net(dropout=0.0), dst="keras")
+    model = keras.Sequential([layer])
+    model.compile(keras.optimizers.Adam(0.02), "mse")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (narrow == "float16")
-    before = np.mean((model.predict(X, verbose=0) - Y) ** 2)
-    model.fit(X, Y, epochs=15, verbose=0)
-    assert model.evaluate(X, Y, verbose=0) < before
+    losses = model.fit(X, Y, epochs=15, verbose=0).history["loss"]
+    assert losses[-1] < 0.9 * losses[0]
     assert {v.dtype for v in layer.trainable_variables} == {"float32"}
     assert all(np.isfinite(w).all() for w in model.get_weights())
 

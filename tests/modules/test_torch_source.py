@@ -76,7 +76,10 @@ MODULES = {
     ),
     "embedding": (lambda: nn.EmbeddingBag(10, 4), np.array([[1, 2], [2, 9]])),
     "sparse embedding": (lambda: nn.Embedding(10, 4, sparse=True), np.array([[1, 2], [2, 9]])),
-    "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)), floats(2, 3, 6, 6)),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)),
+        floats(2, 3, 6, 6),
+    ),
     "weight norm": (lambda: parametrizations.weight_norm(nn.Linear(4, 3)), floats(5, 4)),
     "spectral norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), floats(5, 4)),
     "float64": (lambda: nn.Linear(4, 3).double(), floats(5, 4).astype("float64")),

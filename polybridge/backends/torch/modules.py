@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
 
 from polybridge.backends.torch.convert import same, torch_dtype
@@ -68,7 +68,7 @@ class TorchFunctional(Functional):
     @property
     def built(self) -> bool:
         """Whether no lazy parameter waits for an input."""
-        return not any(isinstance(slot.holder, UninitializedTensorMixin) for slot in self.slots)
+        return not any(is_lazy(slot.holder) for slot in self.slots)
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Give lazy parameters the shapes that these arguments ask for, as the module's first call does."""
@@ -148,7 +148,9 @@ class TorchFunctional(Functional):
                 after = _swapped(places, held)
                 for attributes, listed in lists:
                     attributes.update(listed)
-        changed = state if _training else {n: x for n, x in state.items() if _is_changed(after[n], x, _weights.state[n])}
+        changed = (
+            state if _training else {n: x for n, x in state.items() if _is_changed(after[n], x, _weights.state[n])}
+        )
         return out, {name: after[name].detach() for name in changed}
 
     @contextlib.contextmanager
@@ -215,7 +217,9 @@ _BITS = 2**64 - 1
 class _Watching(TorchDispatchMode):
     """Sees whether operations on placeholders would draw random numbers."""
 
-    drawn = False
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.drawn = self.drawn or torch.Tag.nondeterministic_seeded in func.tags
@@ -238,7 +242,7 @@ def _places(module: torch.nn.Module) -> Places:
     return list(found.items())
 
 
-def _swapped(places: Places, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _swapped(places: Places, given: Mapping[str, Any]) -> dict[str, Any]:
     """Put tensors into a module and return those that were there.
 
     As the public `torch.func.functional_call` does, which finds each by its name at every call, for longer than a small
@@ -250,12 +254,12 @@ def _swapped(places: Places, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for inner, last, is_param in owners:
             held = inner._parameters if is_param else inner._buffers
             before[name] = held[last]
-            held[last] = tensor  # type: ignore[assignment]
+            held[last] = tensor
     return before
 
 
 def _is_changed(after: Tensor, lent: Tensor, before: Tensor) -> bool:
-    """Whether a call has changed a buffer, of which it was lent a copy; batch normalisation does not count its writes."""
+    """Whether a call has changed a buffer that it was lent a copy of; batch normalisation does not count its writes."""
     if after is not lent or lent._version:
         return True
     return lent.is_floating_point() and fake_mode() is None and not same(lent, before)
