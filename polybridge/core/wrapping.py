@@ -34,6 +34,7 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
 ) -> Any: ...
 
@@ -48,6 +49,7 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
@@ -62,6 +64,7 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
 ) -> Any:
     """Return `fn`, written in framework `src`, as a function or module of framework `dst`; without `fn`, a decorator.
@@ -87,6 +90,9 @@ def wrap(
         state: its statistics and counters, a tree that it takes as second argument; it then returns `(out, state)`.
         copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
             False never does: then neither side may write in place to what crosses.
+        sparse: whether the gradient of a table in which `fn` looked rows up arrives as these rows, where `src` gives
+            it so: as `tf.IndexedSlices` or a sparse torch tensor. None is yes for `dst="tf"`, whose optimisers all
+            take them, and no for torch, whose need not.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
             dtype cannot be found without running them, when they are traced into a graph.
 
@@ -102,9 +108,9 @@ def wrap(
         NotDifferentiableError: a derivative is asked that neither the source nor a rule has.
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
-    options = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
     if fn is None:
-        return functools.partial(wrap, src=src, dst=dst, **options)
+        options = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "sparse": sparse}
+        return functools.partial(wrap, src=src, dst=dst, output_specs=output_specs, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     rule = Rule.of(vjp, jvp)
@@ -116,7 +122,10 @@ def wrap(
                 "`polybridge.wrap` takes vjp= and jvp= for functions only: wrap one that calls the module."
             )
         origin, functional = found
-        return fn if origin is library else library.native(_bridge(functional, library, copy, output_specs))
+        if origin is library:
+            return fn
+        exchange = _exchange(library.backend, functional.backend, copy, sparse)
+        return library.native(_bridge(functional, library, exchange, output_specs))
     if not callable(fn):
         raise NotCallableError.got(fn)
     source = get_backend(src) if src is not None else found and found[1].backend
@@ -127,7 +136,7 @@ def wrap(
         return fn
     if rule is None and not source.derivatives:
         rule = Rule()
-    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs, rule).function())
+    return dest.decorate(_Wrapped(fn, _exchange(dest, source, copy, sparse), output_specs, rule).function())
 
 
 def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[ModuleLibrary | None, Functional] | None:
@@ -142,11 +151,17 @@ def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[Modu
     return None, Applied(fn, get_backend(src), params, state)
 
 
-def _bridge(functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any) -> Bridge:
+def _exchange(dest: Backend, source: Backend, copy: CopyPolicy, sparse: bool | None) -> Exchange:
+    if sparse and dest.takes_rows is None:
+        raise ValueError(f"`polybridge.wrap` was given sparse=True, but {dest.name} has no sparse gradients.")
+    return Exchange(dest, source, copy, sparse=bool(dest.takes_rows if sparse is None else sparse))
+
+
+def _bridge(functional: Functional, library: ModuleLibrary, exchange: Exchange, output_specs: Any) -> Bridge:
     source, dest = functional.backend, library.backend
     if source is dest:
         return Bridge(functional, dest, functional.run)
-    wrapped = _Wrapped(functional.run, Exchange(dest, source, copy), output_specs, name=functional.name)
+    wrapped = _Wrapped(functional.run, exchange, output_specs, name=functional.name)
     return Bridge(functional, dest, dest.decorate(wrapped.function()))
 
 

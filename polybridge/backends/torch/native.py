@@ -113,7 +113,7 @@ class _Crossing(torch.autograd.Function):
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
     followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return (crossing(back, inputs) if followed else back(inputs)).leaves
+    return (crossing(back, inputs) if followed else back.rows(inputs)).leaves
 
 
 def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
