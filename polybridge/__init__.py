@@ -15,6 +15,7 @@ from polybridge.core.errors import (
     CompilationError,
     CotangentError,
     DetachedStateWarning,
+    FactoryError,
     ForkError,
     LoopWarning,
     MutationError,
@@ -27,11 +28,13 @@ from polybridge.core.errors import (
     PromisedShapeError,
     ResidualError,
     UnknownBackendError,
+    UnsupportedModuleError,
     UnsupportedTensorError,
     UntracedWarning,
     WrongFrameworkError,
     last_error,
 )
+from polybridge.core.factories import register_factory
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
@@ -52,6 +55,7 @@ __all__ = [
     "CompilationError",
     "CotangentError",
     "DetachedStateWarning",
+    "FactoryError",
     "ForkError",
     "Functional",
     "LoopWarning",
@@ -72,6 +76,7 @@ __all__ = [
     "Slot",
     "TensorSpec",
     "UnknownBackendError",
+    "UnsupportedModuleError",
     "UnsupportedTensorError",
     "UntracedWarning",
     "Weights",
@@ -81,10 +86,11 @@ __all__ = [
     "hookimpl",
     "last_error",
     "list_backends",
+    "register_factory",
     "wrap",
 ]
 
-_LAZY = ("compat", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
+_LAZY = ("compat", "keras", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
 
 
 def __getattr__(name: str) -> Any:
