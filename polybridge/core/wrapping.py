@@ -35,6 +35,7 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
     factory: Factory | None = None,
     **options: Any,
@@ -51,6 +52,7 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
     factory: Factory | None = None,
     **options: Any,
@@ -67,6 +69,7 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
     factory: Factory | None = None,
     **options: Any,
@@ -94,6 +97,9 @@ def wrap(
         state: its statistics and counters, a tree that it takes as second argument; it then returns `(out, state)`.
         copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
             False never does: then neither side may write in place to what crosses.
+        sparse: whether the gradient of a table in which `fn` looked rows up arrives as these rows, where `src` gives
+            it so: as `tf.IndexedSlices` or a sparse torch tensor. None is yes for `dst="tf"`, whose optimisers all
+            take them, and no for torch, whose need not.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
             dtype cannot be found without running them, when they are traced into a graph.
         factory: for a module that is to be saved: a function that builds it again, or with `params=` returns
@@ -115,8 +121,9 @@ def wrap(
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
     if fn is None:
-        own = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
-        return functools.partial(wrap, src=src, dst=dst, factory=factory, **own, **options)
+        own = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "sparse": sparse}
+        own |= {"output_specs": output_specs, "factory": factory}
+        return functools.partial(wrap, src=src, dst=dst, **own, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     rule = Rule.of(vjp, jvp)
@@ -130,7 +137,8 @@ def wrap(
         origin, functional = found
         if origin is library:
             return fn
-        bridge = _bridge(functional, library, copy, output_specs, factory)
+        exchange = _exchange(library.backend, functional.backend, copy, sparse)
+        bridge = _bridge(functional, library, exchange, output_specs, factory)
         make: Callable[..., Any] = library.native
         return make(bridge, **options)
     if not callable(fn):
@@ -148,7 +156,7 @@ def wrap(
         return fn
     if rule is None and not source.derivatives:
         rule = Rule()
-    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs, rule).function())
+    return dest.decorate(_Wrapped(fn, _exchange(dest, source, copy, sparse), output_specs, rule).function())
 
 
 def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[ModuleLibrary | None, Functional] | None:
@@ -161,6 +169,12 @@ def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[Modu
     if src is None:
         raise TypeError("`polybridge.wrap` needs src=, the framework of a function and its params=.")
     return None, Applied(fn, get_backend(src), params, state)
+
+
+def _exchange(dest: Backend, source: Backend, copy: CopyPolicy, sparse: bool | None) -> Exchange:
+    if sparse and dest.takes_rows is None:
+        raise ValueError(f"`polybridge.wrap` was given sparse=True, but {dest.name} has no sparse gradients.")
+    return Exchange(dest, source, copy, sparse=bool(dest.takes_rows if sparse is None else sparse))
 
 
 def cooked(recipe: Mapping[str, Any], dst: str, **options: Any) -> Any:
@@ -179,15 +193,15 @@ def cooked(recipe: Mapping[str, Any], dst: str, **options: Any) -> Any:
 
 
 def _bridge(
-    functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any, factory: Factory | None
+    functional: Functional, library: ModuleLibrary, exchange: Exchange, output_specs: Any, factory: Factory | None
 ) -> Bridge:
     source, dest = functional.backend, library.backend
-    recipe: dict[str, Any] = {} if copy == "auto" else {"copy": copy}
+    recipe: dict[str, Any] = {} if exchange.copy == "auto" else {"copy": exchange.copy}
     if isinstance(functional, Applied):
         recipe["src"] = source.name
     if source is dest:
         return Bridge(functional, dest, functional.run, factory, recipe)
-    wrapped = _Wrapped(functional.run, Exchange(dest, source, copy), output_specs, name=functional.name)
+    wrapped = _Wrapped(functional.run, exchange, output_specs, name=functional.name)
     return Bridge(functional, dest, dest.decorate(wrapped.function()), factory, recipe)
 
 
