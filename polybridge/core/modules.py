@@ -226,6 +226,10 @@ class Bridge:
         self.functional, self.dest, self._function = functional, dest, function
         self._factory, self._options = factory, dict(options or {})
 
+    def __deepcopy__(self, _: Any) -> Bridge:
+        """Return the bridge itself: a copied native module has weights of its own, and computes with the same source."""
+        return self
+
     def recipe(self, reason: str) -> dict[str, Any]:
         """Return what `wrapping.cooked` makes the native module of again, as JSON can hold it; weights are not part.
 
@@ -268,7 +272,7 @@ class Bridge:
         training: bool,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        traced: bool,
+        sparing: bool,
     ) -> tuple[Any, dict[str, Tensor]]:
         """Call with a seed, which is drawn only for a module that draws random numbers in this mode.
 
@@ -278,10 +282,10 @@ class Bridge:
             training: as in a call.
             args: as in a call.
             kwargs: as in a call.
-            traced: whether the call becomes part of a graph, which cannot be asked afterwards.
+            sparing: whether to find out by a call whether the module draws, where nobody knows; else a seed is drawn.
         """
         draws = self.functional.draws(training)
-        if draws is None and not traced:
+        if draws is None and sparing:
             found = self(weights._replace(seed=self._any_seed), training, args, kwargs)
             if not self.functional.draws(training):
                 return found
@@ -352,6 +356,10 @@ class ModuleLibrary(ABC):
         """
         self.backend = backend
         self.shared = SharedVariables()
+
+    def __deepcopy__(self, _: Any) -> ModuleLibrary:
+        """Return the library itself, which native modules may refer to."""
+        return self
 
     @abstractmethod
     def functional(self, value: Any) -> Functional | None:

@@ -68,6 +68,14 @@ def test_synchronising_moves_every_bit_both_ways():
     assert (bridged.params["body.0.weight"].numpy() == 1.5).all()
 
 
+def test_a_copy_has_weights_of_its_own():
+    bridged = polybridge.wrap(nn.Linear(4, 2), dst="tf")
+    before = bridged(X).numpy()
+    average = copy.deepcopy(bridged)
+    bridged.params["weight"].assign(tf.zeros([2, 4]))
+    assert np.array_equal(average(X), before) and not np.array_equal(bridged(X), before)
+
+
 def test_a_checkpoint_restores_weights_and_state(tmp_path):
     bridged = polybridge.wrap(Net(), dst="tf")
     bridged(X, training=True)

@@ -1,5 +1,6 @@
 """Asks of torch modules of every kind that they compute and differentiate with weights that TensorFlow holds."""
 
+import concurrent.futures
 import copy
 
 import numpy as np
@@ -235,6 +236,21 @@ def test_both_halves_of_a_seed_matter(seeds):
     assert not torch.equal(one, other) and torch.equal(one, again)
 
 
+def test_threads_draw_from_their_own_seeds():
+    functional = polybridge.wrap(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), dst="tensorflow")._bridge.functional
+    seeds = [torch.tensor([3, i], dtype=torch.uint32) for i in range(24)]
+    x = torch.ones(100_000)  # long enough for torch to let other threads run
+
+    def call(seed):
+        return functional.run(x, _weights=polybridge.Weights({}, {}, seed), _training=True)[0]
+
+    alone = list(map(call, seeds))
+    generator = torch.get_rng_state()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(call, seeds))
+    assert all(map(torch.equal, alone, together)) and torch.equal(torch.get_rng_state(), generator)
+
+
 def test_a_scripted_module_is_refused():
     with pytest.warns(DeprecationWarning):
         module = torch.jit.script(nn.Linear(2, 2))
@@ -243,8 +259,6 @@ def test_a_scripted_module_is_refused():
 
 
 def test_threads_can_share_a_module():
-    import concurrent.futures
-
     module = nn.Linear(3, 3)
     bridged = [polybridge.wrap(copy.deepcopy(module) if i else module, dst="tensorflow") for i in range(2)]
     bridged[1] = polybridge.wrap(module, dst="tensorflow")

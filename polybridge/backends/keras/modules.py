@@ -98,10 +98,10 @@ class BridgedLayer(keras.layers.Layer):
     module is built when it sees its first arguments, as Keras's own layers. XLA cannot compile it, and Keras knows. One
     that is not trainable computes as in evaluation, as Keras's own batch normalisation does, so that its state stays.
 
-    Variables have the source's dtypes. Inputs and outputs follow the layer's policy, which is Keras's own, or one of the
-    weights' dtype if that is another than float32. Where the policy computes in less than float32, a source that has a
-    mode for it (torch: autocast) gets the float32 weights; any other gets them in the policy's dtype, as Keras's own
-    layers do. State keeps its dtype.
+    Variables have the source's dtypes. Inputs and outputs follow the layer's policy, which is Keras's own, or one of
+    the weights' dtype if that is another than float32. Where the policy computes in less than float32, a source that
+    has a mode for it (torch: autocast) gets the float32 weights; any other gets them in the policy's dtype, as Keras's
+    own layers do. State keeps its dtype.
 
     Attributes:
         params: a variable for each weight, by name; one that is frozen in the source is not trainable.
@@ -237,8 +237,8 @@ class BridgedLayer(keras.layers.Layer):
         training = (
             bool(training) and self.trainable
         )  # so that a frozen layer's state stays, as in Keras's normalisation
-        traced = not tf.executing_eagerly()
-        out, changed = self._bridge.seeded(partial(self._drawn, training), weights, training, args, kwargs, traced)
+        draw = partial(self._drawn, training)
+        out, changed = self._bridge.seeded(draw, weights, training, args, kwargs, sparing=False)
         for name, value in changed.items():
             self.state[name].assign(value)
         if mixed:

@@ -118,8 +118,8 @@ class BridgedModule(tf.Module):
         params, state = (
             {name: tf.convert_to_tensor(v) for name, v in held.items()} for held in (self.params, self.state)
         )
-        traced = not tf.executing_eagerly()
-        out, changed = self._bridge.seeded(_drawn, Weights(params, state, None), training, args, kwargs, traced)
+        sparing = tf.executing_eagerly()  # a seed comes from the generator of all; what is traced cannot be asked
+        out, changed = self._bridge.seeded(_drawn, Weights(params, state, None), training, args, kwargs, sparing)
         for name, value in changed.items():
             self.state[name].assign(value)
         return out

@@ -177,16 +177,17 @@ class TorchFunctional(Functional):
             self._drawn[training] = self._drawn.get(training, False) or watching.drawn
             return
         generator = torch.default_generator
-        before = generator.get_state()
         if seed is None:
+            before = generator.get_state()
             yield
             self._note(training, before)
             return
         number = _mixed(*seed.tolist())
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(devices) if devices else contextlib.nullcontext():
+        with _alone(), torch.random.fork_rng(devices) if devices else contextlib.nullcontext():
             if devices:
                 torch.cuda.manual_seed_all(number)
+            before = generator.get_state()
             try:
                 generator.manual_seed(number)
                 started = generator.get_state()
@@ -198,6 +199,25 @@ class TorchFunctional(Functional):
     def _note(self, training: bool, before: Tensor) -> None:
         if not self._drawn.get(training):
             self._drawn[training] = not torch.equal(torch.default_generator.get_state(), before)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other threads from drawing: torch has one generator for all of them.
+
+    A module may wait for a graph of another framework whose threads wait for this one. So nobody waits forever, and
+    then draws what comes: numbers that do not follow from the seed are better than a hang.
+    """
+    acquired = _drawing.acquire(timeout=_PATIENCE)
+    try:
+        yield
+    finally:
+        if acquired:
+            _drawing.release()
+
+
+_drawing = threading.RLock()
+_PATIENCE = 20.0  # seconds
 
 
 def _mixed(high: int, low: int) -> int:
