@@ -227,7 +227,7 @@ class Bridge:
         self._factory, self._options = factory, dict(options or {})
 
     def __deepcopy__(self, _: Any) -> Bridge:
-        """Return the bridge itself: a copied native module has weights of its own, and computes with the same source."""
+        """Return itself: a copied native module has weights of its own, and computes with the same source."""
         return self
 
     def recipe(self, reason: str) -> dict[str, Any]:
