@@ -9,13 +9,15 @@ PolybridgeError
 |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
 |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
 |   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
-|   `-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   |-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   `-- WeightsError              (ValueError)    weights or state that are not those of the module
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
 |-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
 |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
 |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
+|-- RandomnessError               (RuntimeError)  a module draws random numbers that no key of the caller gives
 `-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
 
 PolybridgeWarning (UserWarning)
@@ -125,6 +127,32 @@ class CotangentError(ArgumentError, ValueError):
     def misfit(cls, call: str, where: str, found: object, expected: object) -> CotangentError:
         """Name the leaf, what came and what fits."""
         return cls(f"`{call}`: {where} is {found}, but {expected} is needed there.")
+
+
+class WeightsError(ArgumentError, ValueError):
+    """Weights or state that are not those of the module."""
+
+    @classmethod
+    def unlike(cls, call: str, missing: Iterable[str], unknown: Iterable[str]) -> WeightsError:
+        """Say which weights a module lacks, and which it does not know."""
+        found = [f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("does not know", unknown)) if names]
+        return cls(f"`{call}` {' and '.join(found)}. Give it the trees that `polybridge.wrap` returned, with other values.")
+
+    @classmethod
+    def misfit(cls, call: str, name: str, found: object, expected: object) -> WeightsError:
+        """Name a weight of another shape."""
+        return cls(
+            f"`{call}`: the weight {name} has shape {found}, but the module's own has {expected}. A stack of weights "
+            f"goes through `jax.vmap`."
+        )
+
+    @classmethod
+    def stateful(cls, call: str) -> WeightsError:
+        """Say that a module that has state was called without it."""
+        return cls(
+            f"`{call}` has state, such as statistics or frozen weights, and was called without it. Call "
+            f"`model(x, state)`, which returns `(out, state)`; `equinox.nn.State(model)` is its first state."
+        )
 
 
 class OutputError(PolybridgeError, TypeError):
@@ -354,6 +382,18 @@ class ResidualError(PolybridgeError, RuntimeError):
             "A gradient was asked for of a wrapped function long after its forward, whose residual had made room for "
             "those of later calls. Another evaluation gave other values, as a random function does. Compute gradients "
             "in smaller loops, or sooner after the forward."
+        )
+
+
+class RandomnessError(PolybridgeError, RuntimeError):
+    """A module draws random numbers, and the call gave it nothing from which they follow."""
+
+    @classmethod
+    def unseeded(cls, call: str) -> RandomnessError:
+        """Say what draws, and how the caller gives a key."""
+        return cls(
+            f"`{call}` draws random numbers, and was given no key from which they follow. Pass one: `rng=key` to the "
+            f"function that `polybridge.wrap` returned, `rngs=` to a module of Flax, `key=` to one of Equinox."
         )
 
 

@@ -65,6 +65,10 @@ EXAMPLES = [
     errors.ResidualError.mixed(),
     errors.ResidualError.differs(),
     errors.UntracedWarning.reading("model.py:3", "ConcretizationTypeError"),
+    errors.WeightsError.unlike("f", ["0.weight"], ["1.weight"]),
+    errors.WeightsError.misfit("f", "0.weight", (2, 3), (3,)),
+    errors.WeightsError.stateful("f"),
+    errors.RandomnessError.unseeded("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -11,9 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor  # private, as in source.py
 from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
+from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
 
+from polybridge.backends.torch import source
 from polybridge.core.backend import Backend
+from polybridge.core.errors import RandomnessError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 
 Tensor = torch.Tensor
@@ -67,13 +71,14 @@ class TorchFunctional(Functional):
 
     def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
         """Call the module with other tensors in the places of its own."""
-        state = {name: x.detach().clone() for name, x in _weights.state.items()}
-        given = {**_weights.params, **state}
-        versions = {name: x._version for name, x in state.items()}
-        with self._borrowed() as module, self._in_mode(module, _training), _seeded(_weights.seed):
+        kept = {name: x.detach() for name, x in _weights.state.items()}
+        state = {slot.name: _own(kept[slot.name], slot.holder.dtype) for slot in self.slots if slot.is_state}
+        given = {**_weights.params, **kept, **state}
+        versions = {name: _version(x) for name, x in state.items()}
+        with self._borrowed() as module, self._in_mode(module, _training), self._drawing(_weights.seed):
             out = torch.func.functional_call(module, given, args, kwargs)
         changed = {
-            name: given[name] for name, x in state.items() if given[name] is not x or x._version != versions[name]
+            name: given[name] for name, x in state.items() if given[name] is not x or _version(x) != versions[name]
         }
         return out, {name: x.detach() for name, x in changed.items()}
 
@@ -89,6 +94,11 @@ class TorchFunctional(Functional):
             memo = {id(slot.holder): slot.holder for slot in self.slots}
             yield copy.deepcopy(self.module, memo)
 
+    def _drawing(self, seed: Tensor | None) -> contextlib.AbstractContextManager[None]:
+        if seed is not None:
+            return _seeded(seed)
+        return _refusing_draws(self.name) if source.fake_mode() is not None else _noticing_draws(self.name)
+
     @contextlib.contextmanager
     def _in_mode(self, module: torch.nn.Module, training: bool) -> Iterator[None]:
         modules = list(module.modules())
@@ -102,10 +112,45 @@ class TorchFunctional(Functional):
                 inner.training = was
 
 
+def _own(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of a buffer for a call to write to; integers in their own dtype, which a caller may have cut."""
+    return buffer.clone() if buffer.is_floating_point() or buffer.is_complex() else buffer.to(dtype, copy=True)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return what every write to a tensor changes; to a batch of `torch.vmap` it happens inside of the wrapper."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor._version
+
+
 @contextlib.contextmanager
-def _seeded(seed: Tensor | None) -> Iterator[None]:
+def _noticing_draws(call: str) -> Iterator[None]:
+    """Raise a RandomnessError after a call that has drawn from torch's own generators."""
+    before = source.randomness()
+    yield
+    if not before.is_current():
+        raise RandomnessError.unseeded(call)
+
+
+class _refusing_draws(TorchDispatchMode):  # noqa: N801, a context manager like its siblings
+    """Raises a RandomnessError where a call on placeholders draws, which moves no generator."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Attention is marked as random for the dropout inside of it, which may be none: the run will show.
+        if torch.Tag.nondeterministic_seeded in func.tags and "dropout_p" not in str(func._schema):
+            raise RandomnessError.unseeded(self._call)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _seeded(seed: Tensor) -> Iterator[None]:
     """Draw random numbers that follow from a seed, and leave torch's own generators as they were."""
-    if seed is None or isinstance(seed, FakeTensor):
+    if isinstance(seed, FakeTensor):
         yield
         return
     high, low = seed.tolist()
