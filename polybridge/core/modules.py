@@ -289,7 +289,7 @@ class SharedVariables:
 
     def __init__(self) -> None:
         """Know none."""
-        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+        self._known: dict[int, tuple[Callable[[], Any], weakref.ref[Any]]] = {}
 
     def get(self, slot: Slot, make: Callable[[], Any]) -> Any:
         """Return the variable of a slot, made if nobody has it."""
@@ -299,10 +299,19 @@ class SharedVariables:
         found = variable() if holder() is slot.holder else None
         if found is None:
             found = make()
-            key = id(slot.holder)
-            gone = weakref.ref(slot.holder, lambda _: self._known.pop(key, None))
-            self._known[key] = gone, weakref.ref(found)
+            self._remember(slot.holder, found)
         return found
+
+    def _remember(self, holder: Any, variable: Any) -> None:
+        key = id(holder)
+
+        def forget(_: Any) -> None:
+            self._known.pop(key, None)
+
+        try:
+            self._known[key] = weakref.ref(holder, forget), weakref.ref(variable)
+        except TypeError:  # a class without weak references, such as Flax's: kept while the destination's lives
+            self._known[key] = lambda: holder, weakref.ref(variable, forget)
 
 
 def _dead() -> None:

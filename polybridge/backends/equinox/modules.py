@@ -1,0 +1,124 @@
+"""Equinox's modules as pure functions, and the modules of others as Equinox modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from polybridge.core.errors import WeightsError
+from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
+
+Array = Any
+
+
+class EquinoxModules(ModuleLibrary):
+    """`equinox.Module`, alone or in a pair with the `equinox.nn.State` that it is called with."""
+
+    name = "equinox"
+
+    def functional(self, value: Any) -> Functional | None:
+        """Return a module as a function; the first state is that which the module itself has, if it has one."""
+        module, state = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        if not (isinstance(module, eqx.Module) and callable(module)):
+            return None
+        if state is None and _has_state(module):
+            module, state = eqx.nn.make_with_state(lambda: module)()
+        return Applied(_Called(module), self.backend, module, state)
+
+    def native(self, bridge: Bridge) -> BridgedModule:
+        """Return a module, which has its first state if it is one with state."""
+        params, state = bridge.split()
+        return BridgedModule(params, eqx.nn.StateIndex(state), False, bridge, bool(state))
+
+
+class _Called:
+    """Calls a module as Equinox's are called, for `Applied`."""
+
+    def __init__(self, module: eqx.Module) -> None:
+        self.__name__ = type(module).__name__
+        taken = inspect.signature(module.__call__).parameters
+        self._takes_state, self._takes_key = "state" in taken, "key" in taken
+        # What `Applied` is to give: without `key`, no random numbers are drawn.
+        names = ["params", "state", "args", "training", *(["rng"] if self._takes_key else [])]
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        )
+
+    def __call__(self, module: eqx.Module, *args: Any, training: bool, rng: Array | None = None, **kwargs: Any) -> Any:
+        if self._takes_key and rng is not None:
+            kwargs.setdefault("key", jax.random.wrap_key_data(rng, impl="threefry2x32"))
+        if args and isinstance(args[0], eqx.nn.State):
+            kwargs["state"], args = args[0], args[1:]
+        # A module that was made for inference is trained when a destination trains it, as one of its own would be.
+        return eqx.nn.inference_mode(module, value=not training)(*args, **kwargs)
+
+
+class BridgedModule(eqx.nn.StatefulLayer):
+    """A module of another framework: its weights are leaves, its state is in `equinox.nn.State`.
+
+    Call `model(*args, key=key)`, or with state `model(*args, state, key=key)`, which returns `(out, state)`. The flag
+    of `equinox.nn.inference_mode` says how it computes. Weights that are frozen count as state: what is a leaf here is
+    what optimisers change.
+
+    Attributes:
+        params: the weights to train, by name.
+        index: where the state is: the statistics, counters and frozen weights by name.
+        inference: whether to compute as for evaluation.
+    """
+
+    params: dict[str, Array]
+    index: eqx.nn.StateIndex
+    inference: bool
+    bridge: Bridge = eqx.field(static=True)
+    has_state: bool = eqx.field(static=True)
+
+    def is_stateful(self) -> bool:
+        """Whether it is called with a state."""
+        return self.has_state
+
+    def __call__(self, *args: Any, state: eqx.nn.State | None = None, key: Array | None = None, **kwargs: Any) -> Any:
+        """Return what the module returns, and the state after the call if it has one.
+
+        Args:
+            args: of the module; the last may be the state.
+            state: from `equinox.nn.State(model)` or `equinox.nn.make_with_state`.
+            key: of either kind, from which the random numbers of the call follow.
+            kwargs: of the module.
+
+        Raises:
+            WeightsError: it has state, and was called without.
+            RandomnessError: it draws random numbers, and there is no `key`.
+        """
+        if args and isinstance(args[-1], eqx.nn.State):
+            *args, state = args  # type: ignore[assignment]
+        if self.has_state and state is None:
+            raise WeightsError.stateful(self.bridge.name)
+        seed = None if key is None or not self.bridge.random else jax.random.bits(key, (2,), "uint32")
+        kept = self._kept(state)
+        out, changed = self.bridge(self.bridge.weights(self.params, kept, seed), not self.inference, args, kwargs)
+        if state is None:
+            return out
+        return out, state.set(self.index, {**kept, **changed}) if changed else state
+
+    def sync_to_source(self, state: eqx.nn.State | None = None) -> Any:
+        """Store the weights, and the state if it is given, in the source's module, bit for bit, and return it."""
+        if state is None:
+            return self.bridge.send(self.params)
+        return self.bridge.send({**self._kept(state), **self.params})
+
+    def sync_from_source(self) -> BridgedModule:
+        """Return the module with the values of the source's, and with its state as first state."""
+        params, state = self.bridge.split()
+        return BridgedModule(params, eqx.nn.StateIndex(state), self.inference, self.bridge, self.has_state)
+
+    def _kept(self, state: eqx.nn.State | None) -> Mapping[str, Array]:
+        return {} if state is None or not self.has_state else state.get(self.index)
+
+
+def _has_state(module: eqx.Module) -> bool:
+    indices = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
+    return any(isinstance(x, eqx.nn.StateIndex) and jax.tree.leaves(x.init) for x in indices)
