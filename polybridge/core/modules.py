@@ -108,8 +108,22 @@ class Applied(Functional):
     gets `training=` and `rng=` (two uint32 numbers, which are a JAX key) if it has arguments of these names.
     """
 
-    def __init__(self, fn: Callable[..., Any], backend: Backend, params: Any, state: Any = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        backend: Backend,
+        params: Any,
+        state: Any = None,
+        names: Callable[[str], str] = str,
+    ) -> None:
         """Name the tensors of the trees by their paths.
+
+        Args:
+            fn: the function.
+            backend: of its tensors.
+            params: the first tree.
+            state: the second, if it takes one.
+            names: a better name for a path in the state.
 
         Raises:
             UnsupportedTensorError: a weight is no tensor of the backend.
@@ -118,7 +132,8 @@ class Applied(Functional):
         self._stateful = state is not None
         self._params, self._with_params = backend.parts(params)
         self._state, self._with_state = backend.parts(state)
-        self._names = {name: f"state.{name}" if name in self._params else name for name in self._state}
+        self._names = {path: names(path) for path in self._state}
+        self._names = {path: f"state.{name}" if name in self._params else name for path, name in self._names.items()}
         self.slots = [
             # Integers, such as a table, are nothing that an optimiser of any framework takes.
             *(Slot(name, None, not (d := backend.is_differentiable(x)), d) for name, x in self._params.items()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -27,7 +27,7 @@ class EquinoxModules(ModuleLibrary):
             return None
         if state is None and _has_state(module):
             module, state = eqx.nn.make_with_state(lambda: module)()
-        return Applied(_Called(module), self.backend, module, state)
+        return Applied(_Called(module), self.backend, module, state, _names(module))
 
     def native(self, bridge: Bridge) -> BridgedModule:
         """Return a module, which has its first state if it is one with state."""
@@ -120,5 +120,25 @@ class BridgedModule(eqx.nn.StatefulLayer):
 
 
 def _has_state(module: eqx.Module) -> bool:
-    indices = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
-    return any(isinstance(x, eqx.nn.StateIndex) and jax.tree.leaves(x.init) for x in indices)
+    return any(jax.tree.leaves(index.init) for _, index in _indices(module))
+
+
+def _names(module: eqx.Module) -> Callable[[str], str]:
+    """Return how a path in the module's state, which has numbers for the places in the module, is called by these."""
+    places = list({index.marker: place for place, index in reversed(_indices(module))}.values())[::-1]
+
+    def name(path: str) -> str:
+        number, *rest = path.split(".")
+        return ".".join([places[int(number)], *rest]) if number.isdigit() and int(number) < len(places) else path
+
+    return name
+
+
+def _indices(module: eqx.Module) -> list[tuple[str, eqx.nn.StateIndex]]:
+    """Return the places of the state by path, in the order in which Equinox keeps it."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=_is_index)
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), x) for path, x in leaves if _is_index(x)]
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, eqx.nn.StateIndex)

@@ -1,0 +1,1 @@
+"""Functions of one framework under the function transforms of another."""
