@@ -1,11 +1,10 @@
 """Run 2: a PyTorch extractor trained from a TensorFlow loop, and its twin, which is Keras throughout."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
-import torch
-from torch.func import functional_call
 
 import polybridge
 
@@ -17,47 +16,17 @@ cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def bridged(initial: Weights) -> Learner:
-    """PyTorch features, a Keras head: one Keras loss, an optimiser on either side."""
-    extractor = torch_extractor(initial.extractor)
-    parameters = dict(extractor.named_parameters())
-    extractor_optimizer = torch.optim.SGD(parameters.values(), LEARNING_RATE, MOMENTUM)
-
-    head = keras_head(initial.head)
-    head_optimizer = keras.optimizers.SGD(LEARNING_RATE, MOMENTUM)
-
-    def torch_features(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
-        return functional_call(extractor, weights, (images,))
-
-    features = polybridge.wrap(torch_features, src="torch", dst="tf")  # the seam
-
-    @tf.function
-    def train_step(weights: dict[str, tf.Tensor], images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, ...]:
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss = cross_entropy(labels, head(features(weights, images)))
-        # through the head, then through PyTorch
-        gradients, head_gradients = tape.gradient(loss, (weights, head.trainable_variables))
-        head_optimizer.apply(head_gradients, head.trainable_variables)
-        return loss, gradients, tf.linalg.global_norm(head_gradients)
-
-    def step(images: Images, labels: Labels) -> Step:
-        weights = polybridge.convert(parameters, "tf")
-        loss, gradients, head_norm = train_step(weights, channels_first(images), labels)
-
-        for name, gradient in polybridge.convert(gradients, "torch").items():
-            parameters[name].grad = gradient
-        extractor_optimizer.step()
-        return Step(float(loss), float(tf.linalg.global_norm(list(gradients.values()))), float(head_norm))
-
-    def logits(images: Images) -> Logits:
-        return head(features(polybridge.convert(parameters, "tf"), channels_first(images))).numpy()
-
-    return Learner(step, logits)
+    """PyTorch features, a Keras head."""
+    extractor = polybridge.wrap(torch_extractor(initial.extractor), dst="keras")  # the seam: a Keras layer
+    return _learner(extractor, keras_head(initial.head), channels_first)
 
 
 def native(initial: Weights) -> Learner:
     """The same network with nothing to cross."""
-    extractor, head = keras_extractor(initial.extractor), keras_head(initial.head)
+    return _learner(keras_extractor(initial.extractor), keras_head(initial.head), lambda images: images)
+
+
+def _learner(extractor: keras.Layer, head: keras.Layer, layout: Callable[[Images], Images]) -> Learner:
     model = keras.Sequential([extractor, head])
     optimizer = keras.optimizers.SGD(LEARNING_RATE, MOMENTUM)
 
@@ -70,9 +39,9 @@ def native(initial: Weights) -> Learner:
         return loss, *(tf.linalg.global_norm(half) for half in gradients)
 
     def step(images: Images, labels: Labels) -> Step:
-        return Step(*map(float, train_step(images, labels)))
+        return Step(*map(float, train_step(layout(images), labels)))
 
     def logits(images: Images) -> Logits:
-        return model(images).numpy()
+        return model(layout(images)).numpy()
 
     return Learner(step, logits)

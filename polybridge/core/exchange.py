@@ -74,21 +74,21 @@ class Exchange:
         """Whether tensors cross by DLPack, and not as NumPy arrays."""
         return self.dest.dlpack and self.source.dlpack
 
-    def give(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the source for the caller to keep."""
-        if self.fleeting:
-            return _viewed(tensor, self.source)
-        if self.copy == "auto":
-            own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
-        else:
-            own = self.copy
-        return move(tensor, self.source, self.dest, own)
-
-    def release(self, tensors: list[Tensor | None], position: int) -> Tensor:
-        """Take a tensor of the source out of a list as a new object: who still holds the old one can be seen."""
+    def give(self, tensors: list[Tensor | None], position: int) -> Tensor | None:
+        """Take a tensor of the source out of a list, and return it for the caller to keep."""
         tensor = tensors[position]
+        if tensor is None:
+            return None
         tensors[position] = None
-        return tensor if self.fleeting else self.source.reference(tensor)
+        if self.fleeting:
+            if _counters:
+                _count(tensor, self.source, copied=self.source.dense(tensor) is not tensor)
+            return self.source.to_numpy(tensor)
+        tensor = self.source.reference(tensor)  # a new object: who still holds the old one can be seen
+        own = self.copy
+        if own == "auto":
+            own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
+        return move(tensor, self.source, self.dest, own)
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
@@ -106,7 +106,7 @@ class Loan:
     back untouched and unreferenced, the function is lent the caller's memory itself, and is watched.
     """
 
-    __slots__ = ("_exchange", "_guarding", "_inside", "_probes", "_residual", "_spoiled", "_watching")
+    __slots__ = ("_exchange", "_guarding", "_inside", "_own", "_probes", "_residual", "_spoiled", "_watching")
 
     def __init__(self, exchange: Exchange, guarding: bool) -> None:
         """Start in mistrust where memory could be shared with somebody who writes."""
@@ -114,6 +114,8 @@ class Loan:
         self._guarding = guarding
         self._watching = exchange.source.counts_writes and exchange.copy is not False
         self._inside = guarding and exchange.source.counts_writes
+        # Without DLPack nobody watches, and memory that does not last could be kept.
+        self._own = exchange.fleeting or (not exchange.by_dlpack and exchange.copy is not False)
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
         self._residual: weakref.ref[Any] | None = None
@@ -124,9 +126,7 @@ class Loan:
         if self._guarding:
             self._reconsider()
         if not self._guarding or self._inside:
-            # Without DLPack nobody watches, and memory that does not last could be kept.
-            own = self._exchange.fleeting or (not self._exchange.by_dlpack and self._exchange.copy is not False)
-            return [None if x is None else move(x, dest, source, own) for x in tensors]
+            return [None if x is None else move(x, dest, source, self._own) for x in tensors]
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]
@@ -226,7 +226,8 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
         adopted = None if own and not copied else target.adopt(array)
         if adopted is not None:
             return adopted
-        _count_copy(dense, origin)
+        if _counters:
+            _count_copy(dense, origin)
         return target.from_numpy(array)
     copy = own and not copied
     if copy and not target.writes:
@@ -239,13 +240,6 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
             return target.from_numpy(origin.to_numpy(dense))
     moved = target.from_dlpack(capsule)
     return _copied(target, moved) if copy and target.writes else moved
-
-
-def _viewed(tensor: Tensor, origin: Backend) -> np.ndarray[Any, Any]:
-    if _counters:
-        dense = origin.dense(tensor)
-        _count(dense, origin, dense is not tensor)
-    return origin.to_numpy(tensor)
 
 
 def widened(backend: Backend, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:

@@ -36,7 +36,7 @@ from polybridge.core.trees import Structure, flatten
 Tensor = Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What one evaluation returned.
 
@@ -273,7 +273,7 @@ class PullbackRelay(Relay):
         return _given(self.exchange, list(found), self.call)
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        lent = self._loan.lend(self._own(xs))
+        lent = self._loan.lend(xs[len(xs) - len(self._slots) :])  # the cotangents come after the primals
         if self._taken is not None:
             lent = [widened(self.exchange.source, x, name) for x, name in zip(lent, self._taken, strict=True)]
         return spread(lent, self._slots, self._cotangents)
@@ -285,8 +285,8 @@ class PullbackRelay(Relay):
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
         leaves = [found[i] for i in self._results]
         found.clear()
-        connected = tuple(x is not None for x in leaves)
         given = _given(self.exchange, leaves, self.call)
+        connected = tuple([x is not None for x in given])
         if self._given is not None:
             given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]
         return Outcome(given, None, connected)
@@ -307,7 +307,7 @@ def _given(
     given: list[Tensor | None] = []
     for i in range(len(tensors)):
         try:
-            given.append(None if tensors[i] is None else exchange.give(exchange.release(tensors, i)))
+            given.append(exchange.give(tensors, i))
         except UnsupportedTensorError as error:
             raise error.at(call, "a gradient" if structure is None else structure.result(i)) from None
     return given

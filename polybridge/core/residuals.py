@@ -61,10 +61,10 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         randomness: from `Backend.randomness`, before the forward.
     """
     number = next(_numbers)
-    kept = _Kept(back, _size(outputs), _Forward(_fingerprint(outputs), randomness))
+    kept = back, _Forward(_fingerprint(outputs), randomness, _size(outputs))
     with _lock:
-        for evicted, forward in _waiting.add(number, kept):
-            _remember(evicted, forward)
+        dropped = _waiting.add(number, kept)
+    del dropped  # not before the lock is free
     return number
 
 
@@ -83,10 +83,11 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
         return found[0]
     with _lock:
         kept = _waiting.take(number) or _used.take(number)
-        if kept is not None:  # most are asked for once: those that were make room before the others
-            _use(number, kept)
-            return kept.back
         forward = _forwards.get(number)
+        dropped = None if kept is None else _used.add(number, kept)  # most are asked for once: these make room first
+    del dropped  # not before the lock is free
+    if kept is not None:
+        return kept[0]
     if forward is None:
         raise ResidualError.gone()
     with (forward.randomness or contextlib.nullcontext)():
@@ -94,27 +95,24 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if _fingerprint(outputs) != forward.fingerprint:
         raise ResidualError.differs()
     with _lock:
-        _use(number, _Kept(back, _size(outputs), forward))
+        dropped = _used.add(number, (back, forward))
+    del dropped  # as above
     return back
 
 
 class _Forward(NamedTuple):
-    """What is known of a forward whose residual may be gone."""
+    """What is known of a forward whose residual may be gone; its outputs' bytes stand for those of the residual."""
 
     fingerprint: int
     randomness: Context | None
-
-
-class _Kept(NamedTuple):
-    """A residual, the bytes of its outputs, after which its own are estimated, and what is known of its forward."""
-
-    back: Relay
     size: int
-    forward: _Forward
+
+
+_Kept = tuple[Relay, _Forward]
 
 
 class _Table:
-    """Residuals by number, the oldest of which make room; used under the lock."""
+    """Residuals by number, the oldest of which make room; used under the lock, outside of which residuals have to die."""
 
     def __init__(self, entries: int, size: int) -> None:
         self.entries, self.size = entries, size
@@ -124,39 +122,30 @@ class _Table:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, number: int, kept: _Kept) -> list[tuple[int, _Forward]]:
-        """Add a residual, and return the forwards of those that made room; the newest always stays."""
+    def add(self, number: int, kept: _Kept) -> list[Relay]:
+        """Add a residual, and return those that make room, of whose forwards is remembered what is known."""
         self._kept[number] = kept
-        self._total += kept.size
-        evicted = []
-        while len(self._kept) > 1 and (len(self._kept) > self.entries or self._total > self.size):
-            oldest = next(iter(self._kept))
-            out = self.take(oldest)
-            assert out is not None
-            evicted.append((oldest, out.forward))
-        return evicted
+        self._total += kept[1].size
+        dropped = []
+        while (len(self._kept) > self.entries or self._total > self.size) and len(self._kept) > 1:  # the newest stays
+            oldest, (back, forward) = self._kept.popitem(last=False)
+            self._total -= forward.size
+            dropped.append(back)
+            _forwards[oldest] = forward
+        while len(_forwards) > _FORWARDS:
+            _forwards.popitem(last=False)
+        return dropped
 
     def take(self, number: int) -> _Kept | None:
         """Remove a residual and return it, None if it is not here."""
         kept = self._kept.pop(number, None)
         if kept is not None:
-            self._total -= kept.size
+            self._total -= kept[1].size
         return kept
 
 
-def _use(number: int, kept: _Kept) -> None:
-    for evicted, forward in _used.add(number, kept):
-        _remember(evicted, forward)
-
-
-def _remember(number: int, forward: _Forward) -> None:
-    _forwards[number] = forward
-    if len(_forwards) > _FORWARDS:
-        _forwards.popitem(last=False)
-
-
 def _size(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
-    return sum(y.nbytes for y in outputs)
+    return sum([y.nbytes for y in outputs])
 
 
 def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> int:

@@ -31,6 +31,9 @@ def keep(back: Relay, rows: tuple[int, ...]) -> Array:
 
 def write(token: Array, number: int) -> None:
     """Fill a token for a residual that is stashed."""
+    if token.shape == (SIZE,):
+        token[0], token[1] = number, _ALONE
+        return
     rows = token.reshape(-1, SIZE)
     rows[:, 0], rows[:, 1] = number, _places(len(rows))
 
@@ -44,8 +47,8 @@ def read(token: Array) -> int:
     Raises:
         ResidualError: the other rows are not those of one evaluation in their order.
     """
-    if token.size == SIZE:
-        number, place = token.reshape(-1).tolist()
+    if token.shape == (SIZE,):
+        number, place = token.tolist()
         is_whole = place == _ALONE or not (number or place)
     else:
         rows = token.reshape(-1, SIZE)

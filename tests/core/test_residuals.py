@@ -75,9 +75,9 @@ def stash(value=1.0, randomness=None):
 
 def evict():
     """Let all that waits make room."""
-    for number, kept in list(residuals._waiting._kept.items()):
+    for number, (_, forward) in list(residuals._waiting._kept.items()):
         residuals._waiting.take(number)
-        residuals._remember(number, kept.forward)
+        residuals._forwards[number] = forward
 
 
 def test_a_stashed_residual_is_found_again_and_again():

@@ -1,1 +1,1 @@
-"""Functions of one framework under the function transforms of another."""
+"""Modules with weights and state on the other side."""

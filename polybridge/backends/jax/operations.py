@@ -109,11 +109,11 @@ class Operation:
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return the pull of order `len(cts)`; see `core.orders`."""
-        primals = [xs[i] for i in differentiable(xs)]
-        dtypes = [ct.dtype for ct in cts[0]]
-        found = _pull(
-            self.relay, jnp.conj, token, xs, cts, conversions(tuple(x.dtype for x in primals), tuple(dtypes), len(cts))
-        )
+        wanted = differentiable(xs)
+        primals = [xs[i] for i in wanted]
+        dtypes = tuple(ct.dtype for ct in cts[0])
+        converted = conversions(tuple(x.dtype for x in primals), dtypes, len(cts))
+        found = _pull(self.relay, jnp.conj, wanted, token, xs, cts, converted)
         like = [*primals, *(ct for group in cts[:-1] for ct in group)]
         return _arrays(found, like)
 
@@ -121,17 +121,20 @@ class Operation:
         self, token: Tensor, xs: Sequence[Tensor], ones: Sequence[Tensor], tangents: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the tangents of the results; see `core.orders`. Tangents are the same in both conventions."""
-        back = _kept(self.relay, token, xs)
-        found = [None] * len(ones) if back is None else orders.push(back, _primals(xs), ones, tangents)
+        wanted = differentiable(xs)
+        back = _kept(self.relay, wanted, token, xs)
+        found = [None] * len(ones) if back is None else orders.push(back, [xs[i] for i in wanted], ones, tangents)
         return _arrays(found, ones)
 
     # On the host, under compiled code.
 
-    def evaluate_on_host(self, plan: Abstract, keep: bool, xs: Sequence[Any], outs: Sequence[Any]) -> None:
+    def evaluate_on_host(
+        self, plan: Abstract, wanted: Sequence[int], keep: bool, xs: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
         """Write the results, and the token if the residual is to be kept, into buffers of XLA."""
         if keep:
             randomness = self.relay.exchange.source.randomness()
-            outcome, back = self.host.vjp(xs, differentiable(xs))
+            outcome, back = self.host.vjp(xs, wanted)
             arrays: list[Any] = outcome.leaves
             *outs, token = outs
             tokens.write(np.asarray(token).view(np.int64), residuals.stash(back, arrays, randomness))
@@ -150,23 +153,30 @@ class Operation:
     def pull_on_host(
         self,
         conversions: Conversions,
+        wanted: Sequence[int],
         token: Any,
         xs: Sequence[Any],
         cts: Sequence[Sequence[Any]],
         outs: Sequence[Any],
     ) -> None:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
-        found = _pull(self.host, _array_conj, token, xs, cts, conversions)
+        found = _pull(self.host, _array_conj, wanted, token, xs, cts, conversions)
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
 
     def push_on_host(
-        self, token: Any, xs: Sequence[Any], ones: Sequence[Any], tangents: Sequence[Any], outs: Sequence[Any]
+        self,
+        wanted: Sequence[int],
+        token: Any,
+        xs: Sequence[Any],
+        ones: Sequence[Any],
+        tangents: Sequence[Any],
+        outs: Sequence[Any],
     ) -> None:
         """Write the tangents of the results into buffers of XLA."""
-        back = _kept(self.host, token, xs)
-        found = [None] * len(ones) if back is None else orders.push(back, _primals(xs), ones, tangents)
+        back = _kept(self.host, wanted, token, xs)
+        found = [None] * len(ones) if back is None else orders.push(back, [xs[i] for i in wanted], ones, tangents)
         for out, x in zip(outs, found, strict=True):
             _write(out, 0 if x is None else x)
 
@@ -233,13 +243,14 @@ def conversions(primals: tuple[Any, ...], outputs: tuple[Any, ...], count: int, 
 def _pull(
     relay: AnyRelay,
     conj: Callable[[Tensor], Tensor],
+    wanted: Sequence[int],
     token: Tensor,
     xs: Sequence[Tensor],
     cts: Sequence[Sequence[Tensor]],
     conversions: Conversions,
 ) -> list[Tensor | None]:
     """Return the pull in JAX's convention; `relay` evaluates the function again if the residual is gone."""
-    back, primals = _kept(relay, token, xs), _primals(xs)
+    back, primals = _kept(relay, wanted, token, xs), [xs[i] for i in wanted]
     if back is None:
         return [None] * (len(primals) + sum(map(len, cts[:-1])))
     if conversions.narrowed:
@@ -257,22 +268,18 @@ def _pull(
     return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]
 
 
-def _kept(relay: AnyRelay, token: Tensor, xs: Sequence[Tensor]) -> Relay | None:
+def _kept(relay: AnyRelay, wanted: Sequence[int], token: Tensor, xs: Sequence[Tensor]) -> Relay | None:
     """Return the residual; None where no example came to the call, so that nobody reads what its derivative is."""
     number = tokens.read(np.ascontiguousarray(token).view(np.int64))
-    return residuals.stashed(number, lambda: _again(relay, xs)) if number else None
-
-
-def _primals(xs: Sequence[Tensor]) -> list[Tensor]:
-    return [xs[i] for i in differentiable(xs)]
+    return residuals.stashed(number, lambda: _again(relay, wanted, xs)) if number else None
 
 
 def _array_conj(x: Any) -> Array:
     return np.asarray(np.conj(x))  # of an array without dimensions NumPy returns a scalar
 
 
-def _again(relay: AnyRelay, xs: Sequence[Tensor]) -> tuple[Relay, list[Array]]:
-    outcome, back = relay.vjp(xs, differentiable(xs))
+def _again(relay: AnyRelay, wanted: Sequence[int], xs: Sequence[Tensor]) -> tuple[Relay, list[Array]]:
+    outcome, back = relay.vjp(xs, wanted)
     return back, list(map(np.asarray, outcome.leaves))
 
 
@@ -286,7 +293,7 @@ def _write(out: Any, x: Any) -> None:
     Raises:
         UnsupportedTensorError: integers that do not fit.
     """
-    target, source = np.asarray(out), np.asarray(x)
-    if target.dtype.kind in "iu" and source.dtype.itemsize > target.dtype.itemsize:
-        source = convert.narrowed(source)
-    np.copyto(target, source, casting="unsafe")
+    target = np.asarray(out)
+    if target.dtype.kind in "iu" and np.asarray(x).dtype.itemsize > target.dtype.itemsize:
+        x = convert.narrowed(np.asarray(x))
+    target[...] = x

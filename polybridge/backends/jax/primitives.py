@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -379,15 +380,18 @@ def _lower(primitive: Primitive, on_host: Callable[..., Callable[..., None]], is
 
 
 def _evaluation(xs: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]) -> Callable[..., None]:
-    return partial(operation.evaluate_on_host, operation.plan(xs), keep)
+    return partial(operation.evaluate_on_host, operation.plan(xs), differentiable(xs), keep)
 
 
 def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
     conversions = operation.conversions(args[1 : 1 + inputs], len(counts))
+    wanted = differentiable(args[1 : 1 + inputs])
+    ends = list(accumulate(counts, initial=1 + inputs))
+    groups = [slice(*span) for span in pairwise(ends)]
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
-        given = _grouped(operation, inputs, counts, buffers)
-        operation.pull_on_host(conversions, given.token, given.xs, given.cts, outs)
+        cts = [buffers[group] for group in groups]
+        operation.pull_on_host(conversions, wanted, buffers[0], buffers[1 : 1 + inputs], cts, outs)
 
     return run
 
@@ -395,6 +399,7 @@ def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
 def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
     conversions = operation.conversions(args[1 : 1 + inputs], len(counts) + 2)
     types = _grouped(operation, inputs, counts, args)
+    wanted = differentiable(types.xs)
     plan = operation.plan(args[1 : 1 + inputs])
     results = [spec for spec, d in zip(plan.specs, plan.differentiable, strict=True) if d]
     ones = [np.ones(aval.shape, aval.dtype) for aval in types.outputs]
@@ -403,11 +408,11 @@ def _pushing(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
         given = _grouped(operation, inputs, counts, buffers)
         if not counts:
-            operation.push_on_host(given.token, given.xs, of_source, given.tangents, outs)
+            operation.push_on_host(wanted, given.token, given.xs, of_source, given.tangents, outs)
             return
         unread = [None] * len(given.tangents)
         cts = [*given.cts, ones, given.tangents]
-        operation.pull_on_host(conversions, given.token, given.xs, cts, [*unread, *outs])
+        operation.pull_on_host(conversions, wanted, given.token, given.xs, cts, [*unread, *outs])
 
     return run
 

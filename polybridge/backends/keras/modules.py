@@ -83,7 +83,8 @@ class KerasFunctional(Functional):
 class BridgedLayer(keras.layers.Layer):
     """A module of another framework: its weights and state are the layer's, under the source's names.
 
-    `training=` says how it computes, and random numbers follow from Keras's seed.
+    `training=` says how it computes, and random numbers follow from Keras's seed. One that is not trainable computes
+    as in evaluation, as Keras's own batch normalisation does, so that its state stays as it is.
     """
 
     def __init__(self, bridge: Bridge, library: ModuleLibrary, **kwargs: Any) -> None:
@@ -102,7 +103,7 @@ class BridgedLayer(keras.layers.Layer):
         params, state = (
             {name: tf.convert_to_tensor(v) for name, v in held.items()} for held in (self.params, self.state)
         )
-        out, changed = self._bridge(Weights(params, state, seed), bool(training), args, kwargs)
+        out, changed = self._bridge(Weights(params, state, seed), bool(training) and self.trainable, args, kwargs)
         for name, value in changed.items():
             self.state[name].assign(value)
         return out

@@ -11,6 +11,8 @@ import torch
 from polybridge.backends.torch import compiled, convert, native, source
 from polybridge.core.backend import Backend, Context, Pullback
 from polybridge.core.errors import UnsupportedTensorError
+from polybridge.core.evaluator import Evaluator
+from polybridge.core.programs import Results
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import TensorSpec
 
@@ -119,6 +121,10 @@ class TorchBackend(Backend):
     def vmap(self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
         """Return `torch.vmap` of it."""
         return source.vmap(fn, axes)
+
+    def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
+        """Return an evaluator that records."""
+        return source.RecordingEvaluator(self, run, run_on_copies)
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call `fn()`, outside of inference mode: its tensors do not count writes."""

@@ -80,15 +80,18 @@ def to_dlpack(tensor: torch.Tensor) -> Any:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return the values, as a view where they are in CPU memory."""
     tensor = dense(tensor)
+    if tensor.requires_grad or not tensor.is_cpu:
+        tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:  # NumPy has none of its own; the bits are the same
-        return tensor.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
-    array: np.ndarray[Any, Any] = tensor.numpy(force=True)
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: np.ndarray[Any, Any] = tensor.numpy()
     return array
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return a tensor with a copy of the values, row-major and in native byte order."""
-    return _of(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    native = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    return _of(np.array(array, native, order="C"))
 
 
 def adopt(array: np.ndarray[Any, Any]) -> torch.Tensor | None:

@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_map_only  # private: what torch's own modes
 from polybridge.backends.torch.convert import torch_dtype
 from polybridge.core.backend import Context, Pullback
 from polybridge.core.closures import draws_alike, reachable
+from polybridge.core.evaluator import Evaluator, Run
+from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
@@ -40,14 +42,27 @@ def run(fn: Callable[[], Any]) -> Any:
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
     """Evaluate `fn` with autograd on and return its outputs without history, beside the pullback."""
     with _recording():
-        inputs: list[Tensor | None] = [
-            x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in primals
-        ]
+        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in primals]
         nested = any(x.requires_grad for x in primals)
-        outputs: list[Tensor | None] = list(fn(*inputs))
+        outputs = list(fn(*inputs))
         edges = _edges(outputs)
     pullback = GraphPullback(inputs, edges, nested)
-    return [y if nested else y.detach() for y in outputs if y is not None], pullback
+    return [y if nested else y.detach() for y in outputs], pullback
+
+
+class RecordingEvaluator(Evaluator):
+    """Records a program as `vjp` does a function; what it is lent has no history, so that it is never nested."""
+
+    def _vjp(self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Run) -> tuple[Results, Pullback]:
+        recorded = list(inputs)
+        with _recording():
+            for i in wanted:
+                recorded[i] = inputs[i].detach().requires_grad_()
+            results = run(recorded)
+            outputs = results.take_outputs()
+            edges = _edges(outputs)
+        results.put_outputs([y.detach() for y in outputs])
+        return results, GraphPullback([recorded[i] for i in wanted], edges)
 
 
 def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
@@ -67,7 +82,9 @@ def is_refused_write(error: Exception) -> bool:
 class GraphPullback(Pullback):
     """The pullback that torch's own graph holds: it keeps the graph by its edges, not its outputs' memory."""
 
-    def __init__(self, inputs: list[Tensor | None], edges: list[GradientEdge | None], nested: bool = False) -> None:
+    def __init__(
+        self, inputs: Sequence[Tensor | None], edges: Sequence[GradientEdge | None], nested: bool = False
+    ) -> None:
         """Keep the graph.
 
         Args:
@@ -228,7 +245,7 @@ _PLAIN = contextlib.nullcontext()
 def randomness() -> _Randomness:
     """Capture the state of the default generators; what is captured is shared while nobody draws a number."""
     global _latest
-    on_cpu = torch.get_rng_state().numpy().tobytes()
+    on_cpu = torch.default_generator.get_state().numpy().tobytes()
     if torch.cuda.is_initialized():
         return _Randomness(on_cpu, torch.cuda.get_rng_state_all())
     latest = _latest
@@ -278,7 +295,7 @@ def _recording_outside_inference_mode() -> Iterator[None]:
         yield
 
 
-def _edges(outputs: list[Tensor | None]) -> list[GradientEdge | None]:
+def _edges(outputs: Sequence[Tensor | None]) -> list[GradientEdge | None]:
     """Return where each output enters the graph; an output that is itself a leaf enters by a view of it."""
     return [
         None if y is None or not y.requires_grad else get_gradient_edge(y if y.grad_fn is not None else y.view_as(y))
