@@ -135,8 +135,12 @@ class WeightsError(ArgumentError, ValueError):
     @classmethod
     def unlike(cls, call: str, missing: Iterable[str], unknown: Iterable[str]) -> WeightsError:
         """Say which weights a module lacks, and which it does not know."""
-        found = [f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("does not know", unknown)) if names]
-        return cls(f"`{call}` {' and '.join(found)}. Give it the trees that `polybridge.wrap` returned, with other values.")
+        found = [
+            f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("does not know", unknown)) if names
+        ]
+        return cls(
+            f"`{call}` {' and '.join(found)}. Give it the trees that `polybridge.wrap` returned, with other values."
+        )
 
     @classmethod
     def misfit(cls, call: str, name: str, found: object, expected: object) -> WeightsError:

@@ -102,7 +102,9 @@ def test_gradients_are_those_of_torch(compiled):
 def test_gradients_are_those_of_torch_in_64_bits():
     with jax.enable_x64(True):
         apply, params, state = polybridge.wrap(mlp(torch.float64), dst="jax")
-        grads, _ = jax.jit(jax.grad(loss_of(apply), has_aux=True))(params, state, array(X, "float64"), array(Y, "float64"))
+        grads, _ = jax.jit(jax.grad(loss_of(apply), has_aux=True))(
+            params, state, array(X, "float64"), array(Y, "float64")
+        )
     assert {x.dtype.name for x in grads.values()} == {"float64"}
     assert_close(grads, native_gradients(mlp(torch.float64)), 1e-12)
 
@@ -494,9 +496,9 @@ def test_a_tf_module_has_its_gradients():
             return x * self.w
 
     apply, params, state = polybridge.wrap(Scale(), dst="jax")
-    grads, state = jax.jit(jax.grad(lambda p, s: (lambda out, s: (out.sum(), s))(*apply(p, s, array(X))), has_aux=True))(
-        params, state
-    )
+    grads, state = jax.jit(
+        jax.grad(lambda p, s: (lambda out, s: (out.sum(), s))(*apply(p, s, array(X))), has_aux=True)
+    )(params, state)
     np.testing.assert_allclose(grads["w"], X.sum(0), rtol=1e-5)
     assert state["calls"] == 1
 

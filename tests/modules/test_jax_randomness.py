@@ -41,8 +41,8 @@ def drop():
     """`drop(key, scale)`: the result for ones."""
     apply, params, state = polybridge.wrap(Scaled(), dst="jax")
 
-    def drop(key, scale=params["scale"], x=jnp.ones(64, "float32")):
-        return apply({"scale": scale}, state, x, rng=key, training=True)[0]
+    def drop(key, scale=params["scale"]):
+        return apply({"scale": scale}, state, jnp.ones(64), rng=key, training=True)[0]
 
     return drop
 

@@ -38,7 +38,7 @@ class EquinoxModules(ModuleLibrary):
 class _Called:
     """Calls a module as Equinox's are called, for `Applied`."""
 
-    def __init__(self, module: eqx.Module) -> None:
+    def __init__(self, module: Any) -> None:
         self.__name__ = type(module).__name__
         taken = inspect.signature(module.__call__).parameters
         self._takes_state, self._takes_key = "state" in taken, "key" in taken
@@ -48,7 +48,7 @@ class _Called:
             [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         )
 
-    def __call__(self, module: eqx.Module, *args: Any, training: bool, rng: Array | None = None, **kwargs: Any) -> Any:
+    def __call__(self, module: Any, *args: Any, training: bool, rng: Array | None = None, **kwargs: Any) -> Any:
         if self._takes_key and rng is not None:
             kwargs.setdefault("key", jax.random.wrap_key_data(rng, impl="threefry2x32"))
         if args and isinstance(args[0], eqx.nn.State):

@@ -206,7 +206,7 @@ def _value(x: Any) -> Array:
 
 
 def _modes(module: nnx.Module) -> Iterator[Any]:
-    """Yield what `eval` and `train` set, as NNX has it: whether not to draw random numbers, and not to count a batch."""
+    """Yield what `eval` and `train` set: whether not to draw random numbers, and not to count a batch."""
     for _, inner in nnx.iter_modules(module):
         for name in ("deterministic", "use_running_average"):
             if hasattr(inner, name):

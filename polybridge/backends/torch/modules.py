@@ -93,7 +93,7 @@ class TorchFunctional(Functional):
     def _drawing(self, seed: Tensor | None) -> contextlib.AbstractContextManager[None]:
         if seed is not None:
             return _seeded(seed)
-        return _refusing_draws(self.name) if source.fake_mode() is not None else _noticing_draws(self.name)
+        return _RefusedDraws(self.name) if source.fake_mode() is not None else _noticing_draws(self.name)
 
     @contextlib.contextmanager
     def _in_mode(self, module: torch.nn.Module, training: bool) -> Iterator[None]:
@@ -122,11 +122,11 @@ def _noticing_draws(call: str) -> Iterator[None]:
         raise RandomnessError.unseeded(call)
 
 
-class _refusing_draws(TorchDispatchMode):  # noqa: N801, a context manager like its siblings
+class _RefusedDraws(TorchDispatchMode):
     """Raises a RandomnessError where a call on placeholders draws, which moves no generator."""
 
     def __init__(self, call: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -268,7 +268,6 @@ class _Randomness:
                 torch.cuda.set_rng_state(on_device, device)
             yield
 
-
     def is_current(self) -> bool:
         """Whether the generators still have it."""
         now = randomness()
