@@ -151,6 +151,11 @@ class WeightsError(ArgumentError, ValueError):
         )
 
     @classmethod
+    def unbuilt(cls, call: str) -> WeightsError:
+        """Say that a module makes its weights at its first call, which has not been."""
+        return cls(f"`{call}` makes its weights at its first call. Call it once before `polybridge.wrap(dst=...)`.")
+
+    @classmethod
     def stateful(cls, call: str) -> WeightsError:
         """Say that a module that has state was called without it."""
         return cls(

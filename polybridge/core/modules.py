@@ -63,6 +63,7 @@ class Functional(ABC):
         name: how messages and native modules call it.
         slots: its weights and state.
         random: whether a call may draw random numbers.
+        built: whether the slots are all there; a lazy module makes them at its first call.
     """
 
     backend: Backend
@@ -70,6 +71,7 @@ class Functional(ABC):
     name: str
     slots: Sequence[Slot]
     random: bool = True
+    built: bool = True
 
     @abstractmethod
     def read(self, slot: Slot) -> Tensor:
@@ -222,7 +224,12 @@ class Bridge:
 
         Args:
             values: of each slot; where it is not given, the source's, as tensors of the destination.
+
+        Raises:
+            WeightsError: the module is lazy and has not made its weights yet.
         """
+        if not self.functional.built:
+            raise WeightsError.unbuilt(self.name)
         trained: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}
         for slot in self.slots:

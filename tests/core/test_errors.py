@@ -67,6 +67,7 @@ EXAMPLES = [
     errors.UntracedWarning.reading("model.py:3", "ConcretizationTypeError"),
     errors.WeightsError.unlike("f", ["0.weight"], ["1.weight"]),
     errors.WeightsError.misfit("f", "0.weight", (2, 3), (3,)),
+    errors.WeightsError.unbuilt("f"),
     errors.WeightsError.stateful("f"),
     errors.RandomnessError.unseeded("f"),
 ]

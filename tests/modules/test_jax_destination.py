@@ -503,6 +503,31 @@ def test_a_tf_module_has_its_gradients():
     assert state["calls"] == 1
 
 
+@pytest.mark.parametrize(
+    "lazy", [lambda: torch.nn.LazyLinear(3), lambda: keras.Sequential([keras.layers.Dense(3)])], ids=["torch", "keras"]
+)
+@pytest.mark.parametrize("dst", ["jax", "flax", "equinox"])
+def test_a_module_without_weights_has_to_be_called_first(lazy, dst):
+    with pytest.raises(polybridge.WeightsError, match="makes its weights at its first call"):
+        polybridge.wrap(lazy(), dst=dst)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_dropout_of_keras_follows_from_the_key_or_else_from_its_state(compiled):
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
+    apply, params, state = polybridge.wrap(model, dst="jax")
+
+    def run(state, key):
+        return apply(params, state, jnp.ones((1, 64)), rng=key, training=True)
+
+    run = jax.jit(run) if compiled else run
+    (one, _), (same, _), (other, _) = (run(state, jax.random.key(seed)) for seed in (0, 0, 1))
+    assert (one == same).all() and (one != other).any()
+    (one, after), (same, _) = run(state, None), run(state, None)
+    (other, _) = run(after, None)
+    assert (one == same).all() and (one != other).any()
+
+
 def test_a_copy_of_the_module_is_another_module():
     module = mlp()
     first, second = polybridge.wrap(module, dst="jax"), polybridge.wrap(copy.deepcopy(module), dst="jax")

@@ -143,9 +143,8 @@ class BridgedModule(nnx.Module):
     def __init__(self, bridge: Bridge, library: ModuleLibrary) -> None:
         """Make a variable of each slot."""
         self._bridge = bridge
-        made = {slot.name: library.shared.get(slot, partial(_variable, bridge, slot)) for slot in bridge.slots}
-        self.params = nnx.Dict({slot.name: made[slot.name] for slot in bridge.slots if not slot.is_state})
-        self.state = nnx.Dict({slot.name: made[slot.name] for slot in bridge.slots if slot.is_state})
+        trained, kept = bridge.split(lambda slot: library.shared.get(slot, partial(_variable, bridge, slot)))
+        self.params, self.state = nnx.Dict(trained), nnx.Dict(kept)
         self.deterministic = False
         self.rngs: nnx.Rngs | None = nnx.data(None)
 

@@ -44,6 +44,7 @@ class KerasFunctional(Functional):
         self._seeds = {id(g.state): i for i, g in enumerate(_seed_generators(layer))}
         self.random = bool(self._seeds)
         self._takes_training = "training" in inspect.signature(layer.call).parameters
+        self.built = all(inner.built for inner in layers)
 
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
@@ -129,7 +130,8 @@ def _variable(bridge: Bridge, slot: Slot) -> keras.Variable:
 
 def _seed(seed: Tensor, number: int) -> Tensor:
     """Return the state of one of several generators that follow from one seed."""
-    return seed + tf.constant([number * 0x9E3779B9 % 2**32, 0], tf.uint32)
+    found = seed + tf.constant([number * 0x9E3779B9 % 2**32, 0], tf.uint32)
+    return tf.bitwise.bitwise_and(found, tf.constant(0x3FFFFFFF, tf.uint32))  # a destination may have int32 for it
 
 
 def _seed_generators(layer: keras.layers.Layer) -> list[Any]:

@@ -53,6 +53,7 @@ class TorchFunctional(Functional):
         ]
         self._trained = [not module.training or inner.training for inner in module.modules()]
         self._using = threading.Lock()
+        self.built = not any(torch.nn.parameter.is_lazy(slot.holder) for slot in self.slots)
 
     def read(self, slot: Slot) -> Tensor:
         """Return the values of a parameter or buffer."""
