@@ -15,6 +15,7 @@ from polybridge.core.errors import (
     CompilationError,
     CotangentError,
     DetachedStateWarning,
+    FactoryError,
     ForkError,
     LoopWarning,
     MutationError,
@@ -28,12 +29,14 @@ from polybridge.core.errors import (
     RandomnessError,
     ResidualError,
     UnknownBackendError,
+    UnsupportedModuleError,
     UnsupportedTensorError,
     UntracedWarning,
     WeightsError,
     WrongFrameworkError,
     last_error,
 )
+from polybridge.core.factories import register_factory
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
@@ -54,6 +57,7 @@ __all__ = [
     "CompilationError",
     "CotangentError",
     "DetachedStateWarning",
+    "FactoryError",
     "ForkError",
     "Functional",
     "LoopWarning",
@@ -75,6 +79,7 @@ __all__ = [
     "Slot",
     "TensorSpec",
     "UnknownBackendError",
+    "UnsupportedModuleError",
     "UnsupportedTensorError",
     "UntracedWarning",
     "Weights",
@@ -85,10 +90,11 @@ __all__ = [
     "hookimpl",
     "last_error",
     "list_backends",
+    "register_factory",
     "wrap",
 ]
 
-_LAZY = ("compat", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
+_LAZY = ("compat", "keras", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
 
 
 def __getattr__(name: str) -> Any:

@@ -50,6 +50,7 @@ TABLE: dict[str, Row] = {
     **backend_rows("flax", "flax", "jax"),
     **backend_rows("equinox", "equinox", "jax"),
     **backend_rows("numpy"),
+    "keras.py": Row(API),
     "tf1.py": Row(API | {"tensorflow"}),
     "compat": Row(API | {"polybridge.compat"}, FRAMEWORKS),
     "compat/tfpyth.py": Row(API | {"polybridge.compat", "polybridge.tf1", "tensorflow", "torch"}),

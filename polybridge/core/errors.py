@@ -10,6 +10,8 @@ PolybridgeError
 |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
 |   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
 |   |-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   |-- FactoryError              (TypeError)     a module that no name says how to build again
+|   |-- UnsupportedModuleError    (TypeError)     a module that cannot compute with weights of another framework
 |   `-- WeightsError              (ValueError)    weights or state that are not those of the module
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
@@ -127,6 +129,70 @@ class CotangentError(ArgumentError, ValueError):
     def misfit(cls, call: str, where: str, found: object, expected: object) -> CotangentError:
         """Name the leaf, what came and what fits."""
         return cls(f"`{call}`: {where} is {found}, but {expected} is needed there.")
+
+
+class FactoryError(ArgumentError, TypeError):
+    """A module of another framework was to be saved or loaded, but no name says how to build it."""
+
+    @classmethod
+    def missing(cls, call: str, reason: object) -> FactoryError:
+        """Say that a bridged module cannot be saved without a factory, and why its source cannot be saved itself."""
+        return cls(
+            f"`{call}` cannot be saved by itself: {reason}. Give `polybridge.wrap` a function that builds the source "
+            f"again, `factory=make_model`, which an import finds or `polybridge.register_factory` has named; or save "
+            f"its weights only."
+        )
+
+    @classmethod
+    def not_callable(cls, factory: object) -> FactoryError:
+        """Say what came instead of a function."""
+        return cls(f"A factory is a function that builds a module, got {factory!r} of type {type(factory).__name__}.")
+
+    @classmethod
+    def unnamed(cls, factory: object) -> FactoryError:
+        """Say that no import finds the factory."""
+        return cls(
+            f"The factory {factory!r} cannot be named in a file: no import finds it. Define it at the top of a module, "
+            f'or name it: `polybridge.register_factory("my-model", fn)`.'
+        )
+
+    @classmethod
+    def arguments(cls, factory: object) -> FactoryError:
+        """Say that the arguments of a partial cannot be written down."""
+        return cls(
+            f"The factory {factory!r} cannot be named in a file: its arguments are not what JSON holds (numbers, "
+            f"strings, None, lists, dicts with string keys). Give it such arguments."
+        )
+
+    @classmethod
+    def unsafe(cls, where: str) -> FactoryError:
+        """Say that a file wants code to be imported and called, which its reader has not allowed."""
+        return cls(
+            f"The file has a bridged module whose factory {where!r} would be imported and called. If you trust the file, "
+            f'load it with `safe_mode=False`; or call `polybridge.register_factory("my-model", fn)` before it is saved '
+            f"and before it is loaded."
+        )
+
+    @classmethod
+    def unknown(cls, reference: object, error: BaseException) -> FactoryError:
+        """Say that a saved name leads nowhere in this process."""
+        return cls(
+            f"The factory {reference!r} cannot be found here ({type(error).__name__}: {error}). Make its module "
+            f"importable, or call `polybridge.register_factory` before loading."
+        )
+
+
+class UnsupportedModuleError(ArgumentError, TypeError):
+    """A module that cannot compute with the weights that another framework holds."""
+
+    @classmethod
+    def scripted(cls, name: str) -> UnsupportedModuleError:
+        """Say why TorchScript's modules are no source."""
+        return cls(
+            f"`polybridge.wrap` cannot bridge {name}: TorchScript has compiled it together with its parameters, and it "
+            f"computes with no others. Wrap the `nn.Module` that it was made of; or, for a model that is not trained, "
+            f"a function that calls it, with src='torch'."
+        )
 
 
 class WeightsError(ArgumentError, ValueError):

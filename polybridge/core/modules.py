@@ -16,9 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from polybridge.core.backend import Backend
-from polybridge.core.errors import WeightsError
+from polybridge.core.errors import FactoryError, RandomnessError, WeightsError
 from polybridge.core.exchange import move
+from polybridge.core.factories import Factory, reference
+from polybridge.core.specs import TensorSpec, dtype
+from polybridge.core.trees import ARRAYS, flatten, unflatten
 
 Tensor = Any
 
@@ -46,12 +51,14 @@ class Weights(NamedTuple):
     Attributes:
         params: a tensor for each weight, by name.
         state: a tensor for each piece of state, by name; and for each weight that the call is not to differentiate.
-        seed: two uint32 numbers from which the call's random numbers follow; without one, it is to draw none.
+        seed: two uint32 numbers from which the call's random numbers follow; None leaves them to the source.
+        compute: the dtype of mixed precision, "float16" or "bfloat16", for a source that has a mode for it; else None.
     """
 
     params: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     seed: Tensor | None
+    compute: str | None = None
 
 
 class Functional(ABC):
@@ -63,7 +70,7 @@ class Functional(ABC):
         name: how messages and native modules call it.
         slots: its weights and state.
         random: whether a call may draw random numbers.
-        built: whether the slots are all there; a lazy module makes them at its first call.
+        autocasts: whether `run` takes `compute`, and chooses by itself what to compute in which dtype.
     """
 
     backend: Backend
@@ -71,7 +78,7 @@ class Functional(ABC):
     name: str
     slots: Sequence[Slot]
     random: bool = True
-    built: bool = True
+    autocasts: bool = False
 
     @abstractmethod
     def read(self, slot: Slot) -> Tensor:
@@ -97,6 +104,29 @@ class Functional(ABC):
         Raises:
             RandomnessError: the module draws random numbers, and there is no seed.
         """
+
+    def draws(self, training: bool) -> bool | None:
+        """Return whether calls in this mode draw random numbers, as far as is known; None if nobody has tried."""
+        return self.random
+
+    def draws_unseen(self, training: bool) -> bool:
+        """Return whether a call without a seed draws in this mode from a generator that no caller sees, if it is known.
+
+        False for a source that would raise a RandomnessError by itself, or whose generators are part of its state.
+        """
+        return False
+
+    @property
+    def built(self) -> bool:
+        """Whether all slots are there; a lazy module makes them when it sees its first arguments."""
+        return True
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the slots that a call with such arguments, tensors of the source, asks for."""
+
+    def signature(self) -> inspect.Signature | None:
+        """Return what the module is called with, besides weights, mode and random numbers; None if nobody knows."""
+        return _signature(self.module)
 
     def held(self) -> Iterator[Any]:
         """Yield the source's variables."""
@@ -174,15 +204,29 @@ class Applied(Functional):
             raise WeightsError.unlike(f"{self.name}'s new state", sorted(missing), sorted(unknown))
         return out, self._named_state(after)
 
+    def signature(self) -> inspect.Signature | None:
+        """Return that of the function without what a call adds."""
+        found = _signature(self.module)
+        if found is None:
+            return None
+        own = 2 if self._stateful else 1
+        kept = [p for i, p in enumerate(found.parameters.values()) if i >= own and p.name not in ("rng", "training")]
+        return found.replace(parameters=kept)
+
     def _named_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {self._names[name]: x for name, x in state.items()}
 
 
 def _parameters(fn: Callable[..., Any]) -> Iterable[str]:
+    found = _signature(fn)
+    return () if found is None else found.parameters
+
+
+def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        return inspect.signature(fn).parameters
+        return inspect.signature(fn)
     except ValueError:  # of a builtin
-        return ()
+        return None
 
 
 class Bridge:
@@ -192,11 +236,34 @@ class Bridge:
         functional: the module.
         dest: the destination's backend.
         function: `functional.run` as a native function of the destination.
+        factory: builds what was wrapped again.
+        options: the other arguments of `wrap`, with which that is bridged again.
     """
 
-    def __init__(self, functional: Functional, dest: Backend, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        functional: Functional,
+        dest: Backend,
+        function: Callable[..., Any],
+        factory: Factory | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keep the parts."""
         self.functional, self.dest, self._function = functional, dest, function
+        self._factory, self._options = factory, dict(options or {})
+
+    def recipe(self, reason: str) -> dict[str, Any]:
+        """Return what `wrapping.cooked` makes the native module of again, as JSON can hold it; weights are not part.
+
+        Args:
+            reason: why the source cannot be saved itself, for the message.
+
+        Raises:
+            FactoryError: `wrap` was given no factory, or one that has no name.
+        """
+        if self._factory is None:
+            raise FactoryError.missing(self.name, reason)
+        return {"factory": reference(self._factory), **self._options}
 
     @property
     def name(self) -> str:
@@ -272,6 +339,83 @@ class Bridge:
         found: tuple[Any, dict[str, Tensor]] = self._function(*args, **kwargs, _weights=weights, _training=training)
         return found
 
+    def keyed(
+        self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call where random numbers follow from a key that the caller gives, or there are none.
+
+        Raises:
+            RandomnessError: there is no seed, and the module has drawn random numbers.
+        """
+        found = self(weights, training, args, kwargs)
+        if weights.seed is None and self.functional.draws_unseen(training):
+            raise RandomnessError.unseeded(self.name)
+        return found
+
+    def seeded(
+        self,
+        draw: Callable[[], Tensor],
+        weights: Weights,
+        training: bool,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        traced: bool,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call with a seed, which is drawn only for a module that draws random numbers in this mode.
+
+        Args:
+            draw: makes a seed.
+            weights: without a seed.
+            training: as in a call.
+            args: as in a call.
+            kwargs: as in a call.
+            traced: whether the call becomes part of a graph, which cannot be asked afterwards.
+        """
+        draws = self.functional.draws(training)
+        if draws is None and not traced:
+            found = self(weights._replace(seed=self._any_seed), training, args, kwargs)
+            if not self.functional.draws(training):
+                return found
+            draws = True
+        return self(weights._replace(seed=None if draws is False else draw()), training, args, kwargs)
+
+    @cached_property
+    def _any_seed(self) -> Tensor:
+        return self.dest.from_numpy(np.zeros(2, np.uint32))
+
+    @property
+    def built(self) -> bool:
+        """Whether all slots are there."""
+        return self.functional.built
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Give a lazy module the slots that it needs for arguments like these; leave one that has them as it is.
+
+        Args:
+            args: of a call; a `TensorSpec` may stand for a tensor.
+            kwargs: likewise.
+        """
+        if self.built:
+            return
+        source = self.functional.backend
+
+        def zeros(leaf: Any) -> Any:
+            if self.dest.is_tensor(leaf):
+                leaf = self.dest.spec(leaf)
+            elif isinstance(leaf, ARRAYS):
+                leaf = TensorSpec(leaf.shape, leaf.dtype.name)
+            if not isinstance(leaf, TensorSpec):
+                return leaf
+            return source.from_numpy(np.zeros([n or _SIZE for n in leaf.shape or ()], dtype(leaf.dtype)))
+
+        leaves, treedef = flatten((list(args), dict(kwargs)), lambda x: isinstance(x, TensorSpec))
+        given, named = unflatten(treedef, list(map(zeros, leaves)))
+        self.functional.build(given, named)
+
+    def dtype(self, slot: Slot) -> str:
+        """Return the name of the dtype of the source's value."""
+        return self.functional.backend.dtype_name(self.functional.read(slot))
+
     def fetch(self, slot: Slot) -> Tensor:
         """Return the source's value as a tensor of the destination with memory of its own."""
         return move(self.functional.read(slot), self.functional.backend, self.dest, own=True)
@@ -280,6 +424,9 @@ class Bridge:
         """Store the destination's values in the source, bit for bit, and return the source."""
         source = self.functional.backend
         return self.functional.write({name: move(x, self.dest, source, own=True) for name, x in values.items()})
+
+
+_SIZE = 2  # of an unknown dimension, such as the batch's, when a lazy module is built
 
 
 class ModuleLibrary(ABC):
@@ -303,7 +450,10 @@ class ModuleLibrary(ABC):
 
     @abstractmethod
     def native(self, bridge: Bridge) -> Any:
-        """Return a module of this library that holds the weights and computes with the source."""
+        """Return a module of this library that holds the weights and computes with the source.
+
+        It may take keyword arguments, which `wrap` hands on, as those of its own modules: `name=` of a Keras layer.
+        """
 
 
 class SharedVariables:

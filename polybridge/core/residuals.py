@@ -114,7 +114,7 @@ _Kept = tuple[Relay, _Forward]
 
 
 class _Table:
-    """Residuals by number, the oldest of which make room; used under the lock, outside of which residuals have to die."""
+    """Residuals by number, the oldest of which make room; used under the lock, after which those may die."""
 
     def __init__(self, entries: int, size: int) -> None:
         self.entries, self.size = entries, size

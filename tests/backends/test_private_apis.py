@@ -12,7 +12,9 @@ import torch._dynamo.testing
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+import polybridge
 from polybridge.backends.jax import convert as jax_convert
+from polybridge.backends.jax import primitives
 from polybridge.backends.tensorflow import _private
 from polybridge.backends.torch import compiled, convert, source, transforms
 
@@ -270,6 +272,18 @@ def test_a_level_of_forward_mode_is_seen():
     assert not transforms.is_forward_mode()
     with torch.autograd.forward_ad.dual_level():
         assert transforms.is_forward_mode()
+
+
+def test_jax_asks_a_primitive_how_it_is_linearized(monkeypatch):
+    asked = []
+
+    def noted(*args, **params):
+        asked.append(args[:2])
+        return primitives._evaluate_linearized(*args, **params)
+
+    monkeypatch.setitem(primitives.primitive_linearizations, primitives.evaluate_p, noted)
+    _, pull = jax.vjp(polybridge.wrap(torch.sin, src="torch", dst="jax"), jnp.zeros(1))
+    assert asked == [(True, [True])] and pull(jnp.ones(1)) == (1.0,)
 
 
 def test_a_trace_of_jax_is_seen():

@@ -213,7 +213,7 @@ def test_checkpoint_keeps_fewer_activations(compiled):
                 return jax.lax.scan(lambda x, p: (block(x, p), None), x, layers)[0].mean()
             out = x
             for i in range(6):
-                out = block(out, jax.tree.map(lambda p: p[i], layers))
+                out = block(out, {name: p[i] for name, p in layers.items()})
             return out.mean()
 
         gradient = jax.jit(jax.grad(loss)) if compiled else jax.grad(loss)

@@ -138,16 +138,18 @@ def test_drawing_without_a_key_is_an_error(module, training, compiled):
         (jax.jit(run) if compiled else run)(jnp.ones(64))
 
 
-def test_a_draw_that_only_the_run_shows_is_an_error_too():
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_dropout_inside_of_attention_counts(compiled):
     class Attending(torch.nn.Module):
         def forward(self, x):
             return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5 * self.training)
 
     apply, params, state = polybridge.wrap(Attending(), dst="jax")
+    run = jax.jit(apply, static_argnames="training") if compiled else apply
     x = jnp.ones((1, 2, 3, 8))
-    jax.jit(apply)(params, state, x)[0].block_until_ready()
-    with pytest.raises(Exception, match="`Attending` draws random numbers"):
-        jax.jit(lambda x: apply(params, state, x, training=True)[0])(x).block_until_ready()
+    np.testing.assert_allclose(run(params, state, x)[0], x, rtol=1e-6)
+    with pytest.raises(polybridge.RandomnessError, match="`Attending` draws random numbers"):
+        run(params, state, x, training=True)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])

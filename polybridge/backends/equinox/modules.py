@@ -27,12 +27,16 @@ class EquinoxModules(ModuleLibrary):
             return None
         if state is None and _has_state(module):
             module, state = eqx.nn.make_with_state(lambda: module)()
-        return Applied(_Called(module), self.backend, module, state, _names(module))
+        return EquinoxFunctional(_Called(module), self.backend, module, state, _names(module))
 
     def native(self, bridge: Bridge) -> BridgedModule:
         """Return a module, which has its first state if it is one with state."""
         params, state = bridge.split()
         return BridgedModule(params, eqx.nn.StateIndex(state), False, bridge, bool(state))
+
+
+class EquinoxFunctional(Applied):
+    """A module, alone or with its state, as a function of its arrays."""
 
 
 class _Called:
@@ -41,11 +45,19 @@ class _Called:
     def __init__(self, module: Any) -> None:
         self.__name__ = type(module).__name__
         taken = inspect.signature(module.__call__).parameters
-        self._takes_state, self._takes_key = "state" in taken, "key" in taken
-        # What `Applied` is to give: without `key`, no random numbers are drawn.
-        names = ["params", "state", "args", "training", *(["rng"] if self._takes_key else [])]
+        self._takes_key = "key" in taken
+        # What `Applied` is to give: the trees come first, and without `key` no random numbers are drawn.
+        trees = ["params", "state"] if "state" in taken else ["params"]
+        given = ["training", "rng"] if self._takes_key else ["training"]
         self.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+            sorted(
+                [
+                    *(inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in trees),
+                    *(p for name, p in taken.items() if name not in ("state", "key")),
+                    *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in given),
+                ],
+                key=lambda p: p.kind,
+            )
         )
 
     def __call__(self, module: Any, *args: Any, training: bool, rng: Array | None = None, **kwargs: Any) -> Any:
@@ -99,7 +111,7 @@ class BridgedModule(eqx.nn.StatefulLayer):
             raise WeightsError.stateful(self.bridge.name)
         seed = None if key is None or not self.bridge.random else jax.random.bits(key, (2,), "uint32")
         kept = self._kept(state)
-        out, changed = self.bridge(self.bridge.weights(self.params, kept, seed), not self.inference, args, kwargs)
+        out, changed = self.bridge.keyed(self.bridge.weights(self.params, kept, seed), not self.inference, args, kwargs)
         if state is None:
             return out
         return out, state.set(self.index, {**kept, **changed}) if changed else state

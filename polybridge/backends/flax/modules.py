@@ -85,6 +85,14 @@ class FlaxFunctional(Functional):
         changed = {s.name: after[self._paths[s.name]] for s in self.slots if s.is_state}
         return out, {name: x for name, x in changed.items() if x is not given[self._paths[name]]}
 
+    def signature(self) -> inspect.Signature | None:
+        """Return that of its call without what a call adds."""
+        found = inspect.signature(type(self.module).__call__)
+        added = ("training", "train", "deterministic", "rngs")
+        return found.replace(
+            parameters=[p for i, p in enumerate(found.parameters.values()) if i and p.name not in added]
+        )
+
     def _slot(self, name: str, x: Any) -> Slot:
         is_weight = isinstance(x, (nnx.Param, nnx.LoRAParam)) and self.backend.is_differentiable(x.get_value())
         return Slot(name, self._variables.get(self._paths[name]), not is_weight, is_weight)
@@ -165,7 +173,9 @@ class BridgedModule(nnx.Module):
         held = self._held()
         trained = {name: x.get_value() for name, x in held.items() if isinstance(x, nnx.Param)}
         kept = {name: x.get_value() for name, x in held.items() if name not in trained}
-        out, changed = self._bridge(self._bridge.weights(trained, kept, seed), not self.deterministic, args, kwargs)
+        out, changed = self._bridge.keyed(
+            self._bridge.weights(trained, kept, seed), not self.deterministic, args, kwargs
+        )
         for name, value in changed.items():
             held[name].set_value(value)
         return out

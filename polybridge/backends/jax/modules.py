@@ -93,5 +93,5 @@ class _Apply:
             RandomnessError: the module draws random numbers, and there is no `rng`.
         """
         seed = None if rng is None or not self.bridge.random else jax.random.bits(rng, (2,), "uint32")
-        out, changed = self.bridge(self.bridge.weights(params, state, seed), bool(training), args, kwargs)
+        out, changed = self.bridge.keyed(self.bridge.weights(params, state, seed), bool(training), args, kwargs)
         return out, {**state, **changed}

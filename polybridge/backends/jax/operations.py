@@ -102,7 +102,7 @@ class Operation:
         if back is None:
             return leaves
         if not rows:
-            return [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, ()).view(TOKEN))]
+            return [*leaves, convert.from_dlpack(tokens.keep(back, ()).view(TOKEN).__dlpack__())]
         token = np.empty((*rows, tokens.SIZE), np.int64)  # which JAX may copy, as it takes examples apart
         tokens.write(token, residuals.stash(back, list(map(np.asarray, leaves)), randomness))
         return [*leaves, jnp.asarray(token.view(TOKEN))]
