@@ -1,5 +1,8 @@
 """Asks that Flax NNX's modules are native elsewhere, and that others' are NNX modules."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -275,7 +278,7 @@ def test_it_is_part_of_a_module_of_ones_own():
     assert whole.body.state["1.num_batches_tracked"][...] == 2
 
 
-@pytest.mark.parametrize("given", ["call", "held", "key"])
+@pytest.mark.parametrize("given", ["call", "held", "key", "option"])
 def test_its_dropout_follows_the_rngs(given):
     bridged = polybridge.wrap(torch.nn.Dropout(0.5), dst="flax")
     ones = jnp.ones(64)
@@ -285,6 +288,8 @@ def test_its_dropout_follows_the_rngs(given):
             return bridged(ones, rngs=nnx.Rngs(seed))
         if given == "key":
             return bridged(ones, rngs=jax.random.key(seed))
+        if given == "option":
+            return polybridge.wrap(torch.nn.Dropout(0.5), dst="flax", rngs=nnx.Rngs(seed))(ones)
         bridged.rngs = nnx.Rngs(seed)
         return bridged(ones)
 
@@ -324,3 +329,13 @@ def test_the_source_gives_its_values_on_request():
         module[3].bias.fill_(7)
     bridged.sync_from_source()
     np.testing.assert_array_equal(bridged.params["3.bias"][...], [7, 7])
+
+
+def test_nothing_imports_flax_or_equinox_unless_it_is_asked_for():
+    code = """
+import sys, torch, jax.numpy as jnp, polybridge
+apply, params, state = polybridge.wrap(torch.nn.Linear(2, 2), dst="jax")
+apply(params, state, jnp.ones(2))
+assert not {"flax", "equinox", "optax", "keras"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

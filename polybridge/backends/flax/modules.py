@@ -28,9 +28,9 @@ class FlaxModules(ModuleLibrary):
         """Return an NNX module as a function."""
         return FlaxFunctional(value, self.backend) if isinstance(value, nnx.Module) and callable(value) else None
 
-    def native(self, bridge: Bridge) -> BridgedModule:
-        """Return an NNX module."""
-        return BridgedModule(bridge, self)
+    def native(self, bridge: Bridge, rngs: nnx.Rngs | None = None) -> BridgedModule:
+        """Return an NNX module, which keeps `rngs` for its random numbers while training."""
+        return BridgedModule(bridge, self, rngs)
 
 
 class FlaxFunctional(Functional):
@@ -148,13 +148,13 @@ class BridgedModule(nnx.Module):
     `train()` and `eval()` say how it computes. Random numbers follow from `rngs=`, or while training from `self.rngs`.
     """
 
-    def __init__(self, bridge: Bridge, library: ModuleLibrary) -> None:
+    def __init__(self, bridge: Bridge, library: ModuleLibrary, rngs: nnx.Rngs | None = None) -> None:
         """Make a variable of each slot."""
         self._bridge = bridge
         trained, kept = bridge.split(lambda slot: library.shared.get(slot, partial(_variable, bridge, slot)))
         self.params, self.state = nnx.Dict(trained), nnx.Dict(kept)
         self.deterministic = False
-        self.rngs: nnx.Rngs | None = nnx.data(None)
+        self.rngs = nnx.data(rngs)
 
     def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
         """Call the source's module with these variables, and set what it changes of the state.
