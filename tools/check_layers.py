@@ -47,6 +47,8 @@ TABLE: dict[str, Row] = {
     **backend_rows("tensorflow", "tensorflow", "keras"),
     **backend_rows("keras", "keras", "tensorflow"),
     **backend_rows("jax", "jax"),
+    **backend_rows("flax", "flax", "jax"),
+    **backend_rows("equinox", "equinox", "jax"),
     **backend_rows("numpy"),
     "keras.py": Row(API),
     "tf1.py": Row(API | {"tensorflow"}),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.specs import TensorSpec, dtype
+from polybridge.core.trees import ARRAYS, flatten, unflatten, unused
 
 if TYPE_CHECKING:
     from polybridge.core.evaluator import Evaluator
@@ -109,6 +110,27 @@ class Backend(ABC):
     @abstractmethod
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return a tensor of the array's values, shape and dtype that does not share its memory."""
+
+    def parts(self, tree: Any) -> tuple[dict[str, Tensor], Callable[[Mapping[str, Tensor]], Any]]:
+        """Return the tensors of a tree of weights by where they are, as `layers.0.kernel`, and how to put others there.
+
+        NumPy arrays count as tensors, and become such. Law: with the tensors themselves, the tree is what it was.
+        """
+        leaves, treedef = flatten(tree)
+        is_part = [self.is_tensor(x) or isinstance(x, ARRAYS) for x in leaves]
+        named: dict[str, Tensor] = {}
+        for path, leaf, taken in zip(treedef.paths(), leaves, is_part, strict=True):
+            if taken:
+                name = unused(".".join(map(str, path)) or "params", named)
+                named[name] = leaf if self.is_tensor(leaf) else self.from_numpy(np.asarray(leaf))
+
+        def rebuilt(values: Mapping[str, Tensor]) -> Any:
+            names = iter(named)
+            return unflatten(
+                treedef, [values[next(names)] if taken else x for x, taken in zip(leaves, is_part, strict=True)]
+            )
+
+        return named, rebuilt
 
     # Derivatives. Law: <ct, J v> equals <pullback(ct), v>, and vjp inside vjp is itself differentiable.
 

@@ -11,13 +11,15 @@ PolybridgeError
 |   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
 |   |-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
 |   |-- FactoryError              (TypeError)     a module that no name says how to build again
-|   `-- UnsupportedModuleError    (TypeError)     a module that cannot compute with weights of another framework
+|   |-- UnsupportedModuleError    (TypeError)     a module that cannot compute with weights of another framework
+|   `-- WeightsError              (ValueError)    weights or state that are not those of the module
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
 |-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
 |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
 |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
+|-- RandomnessError               (RuntimeError)  a module draws random numbers that no key of the caller gives
 `-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
 
 PolybridgeWarning (UserWarning)
@@ -190,6 +192,41 @@ class UnsupportedModuleError(ArgumentError, TypeError):
             f"`polybridge.wrap` cannot bridge {name}: TorchScript has compiled it together with its parameters, and it "
             f"computes with no others. Wrap the `nn.Module` that it was made of; or, for a model that is not trained, "
             f"a function that calls it, with src='torch'."
+        )
+
+
+class WeightsError(ArgumentError, ValueError):
+    """Weights or state that are not those of the module."""
+
+    @classmethod
+    def unlike(cls, call: str, missing: Iterable[str], unknown: Iterable[str]) -> WeightsError:
+        """Say which weights a module lacks, and which it does not know."""
+        found = [
+            f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("does not know", unknown)) if names
+        ]
+        return cls(
+            f"`{call}` {' and '.join(found)}. Give it the trees that `polybridge.wrap` returned, with other values."
+        )
+
+    @classmethod
+    def misfit(cls, call: str, name: str, found: object, expected: object) -> WeightsError:
+        """Name a weight of another shape."""
+        return cls(
+            f"`{call}`: the weight {name} has shape {found}, but the module's own has {expected}. A stack of weights "
+            f"goes through `jax.vmap`."
+        )
+
+    @classmethod
+    def unbuilt(cls, call: str) -> WeightsError:
+        """Say that a module makes its weights at its first call, which has not been."""
+        return cls(f"`{call}` makes its weights at its first call. Call it once before `polybridge.wrap(dst=...)`.")
+
+    @classmethod
+    def stateful(cls, call: str) -> WeightsError:
+        """Say that a module that has state was called without it."""
+        return cls(
+            f"`{call}` has state, such as statistics or frozen weights, and was called without it. Call "
+            f"`model(x, state)`, which returns `(out, state)`; `equinox.nn.State(model)` is its first state."
         )
 
 
@@ -420,6 +457,18 @@ class ResidualError(PolybridgeError, RuntimeError):
             "A gradient was asked for of a wrapped function long after its forward, whose residual had made room for "
             "those of later calls. Another evaluation gave other values, as a random function does. Compute gradients "
             "in smaller loops, or sooner after the forward."
+        )
+
+
+class RandomnessError(PolybridgeError, RuntimeError):
+    """A module draws random numbers, and the call gave it nothing from which they follow."""
+
+    @classmethod
+    def unseeded(cls, call: str) -> RandomnessError:
+        """Say what draws, and how the caller gives a key."""
+        return cls(
+            f"`{call}` draws random numbers, and was given no key from which they follow. Pass one: `rng=key` to the "
+            f"function that `polybridge.wrap` returned, `rngs=` to a module of Flax, `key=` to one of Equinox."
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from polybridge.core.backend import Backend
-from polybridge.core.errors import FactoryError
+from polybridge.core.errors import FactoryError, RandomnessError, WeightsError
 from polybridge.core.exchange import move
 from polybridge.core.factories import Factory, reference
 from polybridge.core.specs import TensorSpec, dtype
@@ -50,7 +50,7 @@ class Weights(NamedTuple):
 
     Attributes:
         params: a tensor for each weight, by name.
-        state: a tensor for each piece of state, by name.
+        state: a tensor for each piece of state, by name; and for each weight that the call is not to differentiate.
         seed: two uint32 numbers from which the call's random numbers follow; None leaves them to the source.
         compute: the dtype of mixed precision, "float16" or "bfloat16", for a source that has a mode for it; else None.
     """
@@ -100,11 +100,21 @@ class Functional(ABC):
 
         Returns:
             What the module returns, and the state that this call has changed, by name.
+
+        Raises:
+            RandomnessError: the module draws random numbers, and there is no seed.
         """
 
     def draws(self, training: bool) -> bool | None:
         """Return whether calls in this mode draw random numbers, as far as is known; None if nobody has tried."""
         return self.random
+
+    def draws_unseen(self, training: bool) -> bool:
+        """Return whether a call without a seed draws in this mode from a generator that no caller sees, if it is known.
+
+        False for a source that would raise a RandomnessError by itself, or whose generators are part of its state.
+        """
+        return False
 
     @property
     def built(self) -> bool:
@@ -130,32 +140,51 @@ class Applied(Functional):
     gets `training=` and `rng=` (two uint32 numbers, which are a JAX key) if it has arguments of these names.
     """
 
-    def __init__(self, fn: Callable[..., Any], backend: Backend, params: Any, state: Any = None) -> None:
-        """Name the leaves of the trees by their paths.
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        backend: Backend,
+        params: Any,
+        state: Any = None,
+        names: Callable[[str], str] = str,
+    ) -> None:
+        """Name the tensors of the trees by their paths.
+
+        Args:
+            fn: the function.
+            backend: of its tensors.
+            params: the first tree.
+            state: the second, if it takes one.
+            names: a better name for a path in the state.
 
         Raises:
             UnsupportedTensorError: a weight is no tensor of the backend.
         """
         self.backend, self.module, self.name = backend, fn, getattr(fn, "__name__", type(fn).__name__)
-        self._trees = {False: params, True: state}
-        self._named = {is_state: _leaves(tree, backend) for is_state, tree in self._trees.items()}
+        self._stateful = state is not None
+        self._params, self._with_params = backend.parts(params)
+        self._state, self._with_state = backend.parts(state)
+        self._names = {path: names(path) for path in self._state}
+        self._names = {path: f"state.{name}" if name in self._params else name for path, name in self._names.items()}
         self.slots = [
-            Slot(name, None, is_state, not is_state and backend.is_differentiable(x))
-            for is_state, named in self._named.items()
-            for name, x in named.items()
+            # Integers, such as a table, are nothing that an optimiser of any framework takes.
+            *(Slot(name, None, not (d := backend.is_differentiable(x)), d) for name, x in self._params.items()),
+            *(Slot(self._names[name], None, True, False) for name in self._state),
         ]
         taken = _parameters(fn)
         self.random, self._takes_training = "rng" in taken, "training" in taken
 
     def read(self, slot: Slot) -> Tensor:
-        """Return a leaf."""
-        return self._named[slot.is_state][slot.name]
+        """Return a tensor."""
+        found = self._params.get(slot.name)
+        return self._named_state(self._state)[slot.name] if found is None else found
 
     def write(self, values: Mapping[str, Tensor]) -> Any:
-        """Return the trees with other leaves: `params`, or `(params, state)`."""
-        self._named = {s: {name: values.get(name, x) for name, x in named.items()} for s, named in self._named.items()}
-        params, state = (self._rebuilt(s, named) for s, named in self._named.items())
-        return params if self._trees[True] is None else (params, state)
+        """Return the trees with other tensors: `params`, or `(params, state)`."""
+        self._params = {name: values.get(name, x) for name, x in self._params.items()}
+        self._state = {name: values.get(self._names[name], x) for name, x in self._state.items()}
+        params = self._with_params(self._params)
+        return (params, self._with_state(self._state)) if self._stateful else params
 
     def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
         """Call the function."""
@@ -163,32 +192,29 @@ class Applied(Functional):
             kwargs.setdefault("training", _training)
         if self.random and _weights.seed is not None:
             kwargs.setdefault("rng", _weights.seed)
-        params = self._rebuilt(False, _weights.params)
-        if self._trees[True] is None:
+        values = {**_weights.params, **_weights.state}
+        params = self._with_params({name: values[name] for name in self._params})
+        if not self._stateful:
             return self.module(params, *args, **kwargs), {}
-        out, state = self.module(params, self._rebuilt(True, _weights.state), *args, **kwargs)
-        return out, _leaves(state, self.backend)
+        state = self._with_state({name: values[self._names[name]] for name in self._state})
+        out, state = self.module(params, state, *args, **kwargs)
+        after, _ = self.backend.parts(state)
+        if after.keys() != self._state.keys():
+            missing, unknown = self._state.keys() - after.keys(), after.keys() - self._state.keys()
+            raise WeightsError.unlike(f"{self.name}'s new state", sorted(missing), sorted(unknown))
+        return out, self._named_state(after)
 
     def signature(self) -> inspect.Signature | None:
         """Return that of the function without what a call adds."""
         found = _signature(self.module)
         if found is None:
             return None
-        own = 1 if self._trees[True] is None else 2
+        own = 2 if self._stateful else 1
         kept = [p for i, p in enumerate(found.parameters.values()) if i >= own and p.name not in ("rng", "training")]
         return found.replace(parameters=kept)
 
-    def _rebuilt(self, is_state: bool, values: Mapping[str, Tensor]) -> Any:
-        names = iter(self._named[is_state])
-        leaves, treedef = flatten(self._trees[is_state])
-        return unflatten(treedef, [values[next(names)] if self.backend.is_tensor(x) else x for x in leaves])
-
-
-def _leaves(tree: Any, backend: Backend) -> dict[str, Tensor]:
-    """Return the tensors of a tree by their paths, as `layers.0.kernel`."""
-    leaves, treedef = flatten(tree)
-    paths = [".".join(map(str, path)) or "params" for path in treedef.paths()]
-    return {path: x for path, x in zip(paths, leaves, strict=True) if backend.is_tensor(x)}
+    def _named_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {self._names[name]: x for name, x in state.items()}
 
 
 def _parameters(fn: Callable[..., Any]) -> Iterable[str]:
@@ -258,11 +284,76 @@ class Bridge:
         """The weights and state."""
         return self.functional.slots
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | None, ...] | None]:
+        """The shapes of the weights and state, by name."""
+        source = self.functional
+        return {slot.name: source.backend.spec(source.read(slot)).shape for slot in self.slots}
+
+    def split(self, values: Callable[[Slot], Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what is trained, and beside it the state and the weights that are frozen, both by name.
+
+        Args:
+            values: of each slot; where it is not given, the source's, as tensors of the destination.
+
+        Raises:
+            WeightsError: the module is lazy and has not made its weights yet.
+        """
+        if not self.functional.built:
+            raise WeightsError.unbuilt(self.name)
+        trained: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        for slot in self.slots:
+            (trained if slot.trainable else kept)[slot.name] = (values or self.fetch)(slot)
+        return trained, kept
+
+    def weights(self, params: Mapping[str, Tensor], state: Mapping[str, Tensor], seed: Tensor | None) -> Weights:
+        """Return what a call computes with, of two mappings that `split` returned, or others like them.
+
+        Where a name is says whether it is trained: a weight that moves from one mapping to the other is frozen or not.
+
+        Raises:
+            WeightsError: they lack a weight, have one that the module does not know, or one of another shape.
+        """
+        self.check({**state, **params})
+        if len(params) + len(state) != len(self.slots):
+            raise WeightsError.unlike(self.name, [], [f"{name} twice" for name in params.keys() & state.keys()])
+        trained: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        for slot in self.slots:  # in their own order: one relay serves all calls
+            if slot.name in params and not slot.is_state:
+                trained[slot.name] = params[slot.name]
+            else:
+                kept[slot.name] = state[slot.name] if slot.name in state else params[slot.name]
+        return Weights(trained, kept, seed)
+
+    def check(self, values: Mapping[str, Tensor]) -> None:
+        """Raise a WeightsError unless there is a value of the right shape for each slot, and nothing else."""
+        if values.keys() != self.shapes.keys():
+            missing, unknown = (sorted(a.keys() - b.keys()) for a, b in ((self.shapes, values), (values, self.shapes)))
+            raise WeightsError.unlike(self.name, missing, unknown)
+        for name, shape in self.shapes.items():
+            if tuple(values[name].shape) != shape:
+                raise WeightsError.misfit(self.name, name, tuple(values[name].shape), shape)
+
     def __call__(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the module's result, and the state that the call has changed."""
         found: tuple[Any, dict[str, Tensor]] = self._function(*args, **kwargs, _weights=weights, _training=training)
+        return found
+
+    def keyed(
+        self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call where random numbers follow from a key that the caller gives, or there are none.
+
+        Raises:
+            RandomnessError: there is no seed, and the module has drawn random numbers.
+        """
+        found = self(weights, training, args, kwargs)
+        if weights.seed is None and self.functional.draws_unseen(training):
+            raise RandomnessError.unseeded(self.name)
         return found
 
     def seeded(
@@ -378,7 +469,7 @@ class SharedVariables:
 
     def __init__(self) -> None:
         """Know none."""
-        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+        self._known: dict[int, tuple[Callable[[], Any], weakref.ref[Any]]] = {}
 
     def get(self, slot: Slot, make: Callable[[], Any]) -> Any:
         """Return the variable of a slot, made if nobody has it."""
@@ -388,10 +479,19 @@ class SharedVariables:
         found = variable() if holder() is slot.holder else None
         if found is None:
             found = make()
-            key = id(slot.holder)
-            gone = weakref.ref(slot.holder, lambda _: self._known.pop(key, None))
-            self._known[key] = gone, weakref.ref(found)
+            self._remember(slot.holder, found)
         return found
+
+    def _remember(self, holder: Any, variable: Any) -> None:
+        key = id(holder)
+
+        def forget(_: Any) -> None:
+            self._known.pop(key, None)
+
+        try:
+            self._known[key] = weakref.ref(holder, forget), weakref.ref(variable)
+        except TypeError:  # a class without weak references, such as Flax's: kept while the destination's lives
+            self._known[key] = lambda: holder, weakref.ref(variable, forget)
 
 
 def _dead() -> None:

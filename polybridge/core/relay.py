@@ -23,6 +23,7 @@ from polybridge.core.errors import (
     DetachedStateWarning,
     OutputError,
     PromisedShapeError,
+    RandomnessError,
     UnsupportedTensorError,
     remember,
     warn,
@@ -153,7 +154,7 @@ class FunctionRelay(Relay):
             return self._given_plan()
         try:
             return self.planned(specs, wanted)
-        except PromisedShapeError:  # of a function of another framework inside this one
+        except (PromisedShapeError, RandomnessError):  # of a function of another framework inside this one; of a module
             raise
         except Exception as error:
             remember(error)  # graphs raise it again without its cause

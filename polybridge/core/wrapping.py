@@ -95,6 +95,7 @@ def wrap(
             `(out, tangents_out)`.
         params: the weights of `fn`, a tree of `src` tensors that it takes as first argument; `fn` is then a module.
         state: its statistics and counters, a tree that it takes as second argument; it then returns `(out, state)`.
+            Without `params=`, what a module of Equinox is called with.
         copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
             False never does: then neither side may write in place to what crosses.
         sparse: whether the gradient of a table in which `fn` looked rows up arrives as these rows, where `src` gives
@@ -162,7 +163,9 @@ def wrap(
 def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[ModuleLibrary | None, Functional] | None:
     """Return `fn` as a function of its weights and the library that it is a module of; None if it is no module."""
     if params is None:
-        found = registry.functional(fn)
+        found = registry.functional(fn if state is None else (fn, state))
+        if found is None and state is not None:
+            raise TypeError("`polybridge.wrap` takes state= with params=, or with a module that is called with it.")
         if found is None or src is None or get_backend(src) is found[1].backend:
             return found
         raise WrongFrameworkError.module(type(fn), found[0].name, src)
@@ -197,7 +200,7 @@ def _bridge(
 ) -> Bridge:
     source, dest = functional.backend, library.backend
     recipe: dict[str, Any] = {} if exchange.copy == "auto" else {"copy": exchange.copy}
-    if isinstance(functional, Applied):
+    if type(functional) is Applied:  # by `params=`
         recipe["src"] = source.name
     if source is dest:
         return Bridge(functional, dest, functional.run, factory, recipe)

@@ -55,6 +55,11 @@ class KerasFunctional(Functional):
         self.random = bool(self._seeds)
         self._takes_training = "training" in inspect.signature(layer.call).parameters
 
+    @property
+    def built(self) -> bool:
+        """Whether every layer has its variables."""
+        return all(inner.built for inner in self.module._flatten_layers())  # private, as above
+
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
         return tf.convert_to_tensor(slot.holder.value)
@@ -328,7 +333,8 @@ _ANYTHING = [
 
 def _seed(seed: Tensor, number: int) -> Tensor:
     """Return the state of one of several generators that follow from one seed."""
-    return seed + tf.constant([number * 0x9E3779B9 % 2**32, 0], tf.uint32)
+    found = seed + tf.constant([number * 0x9E3779B9 % 2**32, 0], tf.uint32)
+    return tf.bitwise.bitwise_and(found, tf.constant(0x3FFFFFFF, tf.uint32))  # a destination may have int32 for it
 
 
 def _seed_generators(layer: keras.layers.Layer) -> list[Any]:

@@ -128,10 +128,16 @@ class TorchFunctional(Functional):
         """Return what the calls so far have shown."""
         return self._drawn.get(training)
 
+    def draws_unseen(self, training: bool) -> bool:
+        """Return whether a call has drawn: without a seed, from torch's own generators."""
+        return bool(self._drawn.get(training))
+
     def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
         """Call the module with other tensors in the places of its own."""
-        state = {name: x.detach().clone() for name, x in _weights.state.items()}  # which it may write to
-        given = {**_weights.params, **state}
+        # The caller may have cut integers, and a weight that is frozen in its hands is not written to.
+        kept = {name: x.detach() for name, x in _weights.state.items()}
+        state = {slot.name: _own(kept[slot.name], slot.holder.dtype) for slot in self.slots if slot.is_state}
+        given = {**_weights.params, **kept, **state}
         with self._borrowed() as (module, modules, places):
             before = [inner.training for inner in modules]
             wanted = self._modes[_training]
@@ -242,8 +248,18 @@ class _Watching(TorchDispatchMode):
         self.drawn = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.drawn = self.drawn or torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.drawn = self.drawn or (torch.Tag.nondeterministic_seeded in func.tags and _is_random(func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation that torch marks as random is; attention is marked for the dropout in it."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given)
+    return True
 
 
 Places = list[tuple[str, list[tuple[torch.nn.Module, str, bool]]]]
@@ -294,6 +310,11 @@ def _listed(rnn: torch.nn.RNNBase) -> tuple[dict[str, Any], dict[str, Any]]:
 def _set_mode(modules: Sequence[torch.nn.Module], modes: Sequence[bool]) -> None:
     for inner, mode in zip(modules, modes, strict=True):
         inner.__dict__["training"] = mode  # an attribute like any other, without the search of `nn.Module`'s
+
+
+def _own(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of a buffer for a call to write to; integers in their own dtype, which a caller may have cut."""
+    return buffer.clone() if buffer.is_floating_point() or buffer.is_complex() else buffer.to(dtype, copy=True)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only  # private: what torch's own modes
 
 from polybridge.backends.torch.convert import torch_dtype
 from polybridge.core.backend import Context, Pullback, Rows
-from polybridge.core.closures import reachable
+from polybridge.core.closures import draws_alike, reachable
 from polybridge.core.evaluator import Evaluator, Run
 from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
@@ -66,9 +66,9 @@ class RecordingEvaluator(Evaluator):
 
 
 def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
-    """Return `fn` over batches; random numbers differ from example to example, as in a loop."""
+    """Return `fn` over batches; random numbers differ from example to example, as in a loop, but those of one seed."""
     mapped: Callable[..., Sequence[Tensor]] = torch.vmap(
-        lambda *xs: tuple(fn(*xs)), in_dims=tuple(axes), randomness="different"
+        lambda *xs: tuple(fn(*xs)), in_dims=tuple(axes), randomness="same" if draws_alike(fn) else "different"
     )
     return mapped
 
@@ -246,7 +246,7 @@ _AUTOCAST = ("cpu", "cuda")
 _PLAIN = contextlib.nullcontext()
 
 
-def randomness() -> Context:
+def randomness() -> _Randomness:
     """Capture the state of the default generators; what is captured is shared while nobody draws a number."""
     global _latest
     on_cpu = torch.default_generator.get_state().numpy().tobytes()
@@ -271,6 +271,11 @@ class _Randomness:
             for device, on_device in enumerate(self._on_devices):
                 torch.cuda.set_rng_state(on_device, device)
             yield
+
+    def is_current(self) -> bool:
+        """Whether the generators still have it."""
+        now = randomness()
+        return now.on_cpu == self.on_cpu and all(map(torch.equal, now._on_devices, self._on_devices))
 
 
 _latest = _Randomness(b"")
