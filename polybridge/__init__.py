@@ -15,6 +15,7 @@ from polybridge.core.errors import (
     CompilationError,
     CotangentError,
     DetachedStateWarning,
+    FactoryError,
     ForkError,
     LoopWarning,
     MutationError,
@@ -25,13 +26,17 @@ from polybridge.core.errors import (
     PolybridgeWarning,
     PrecisionWarning,
     PromisedShapeError,
+    RandomnessError,
     ResidualError,
     UnknownBackendError,
+    UnsupportedModuleError,
     UnsupportedTensorError,
     UntracedWarning,
+    WeightsError,
     WrongFrameworkError,
     last_error,
 )
+from polybridge.core.factories import register_factory
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
@@ -52,6 +57,7 @@ __all__ = [
     "CompilationError",
     "CotangentError",
     "DetachedStateWarning",
+    "FactoryError",
     "ForkError",
     "Functional",
     "LoopWarning",
@@ -67,24 +73,28 @@ __all__ = [
     "PrecisionWarning",
     "PromisedShapeError",
     "Pullback",
+    "RandomnessError",
     "Relay",
     "ResidualError",
     "Slot",
     "TensorSpec",
     "UnknownBackendError",
+    "UnsupportedModuleError",
     "UnsupportedTensorError",
     "UntracedWarning",
     "Weights",
+    "WeightsError",
     "WrongFrameworkError",
     "convert",
     "get_backend",
     "hookimpl",
     "last_error",
     "list_backends",
+    "register_factory",
     "wrap",
 ]
 
-_LAZY = ("compat", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
+_LAZY = ("compat", "keras", "observe", "testing", "tf1")  # each may import a framework, so only when it is asked for
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from polybridge.core.backend import Context, Pullback
+from polybridge.core.backend import Context, Pullback, Rows
+from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.specs import TensorSpec
 from polybridge.core.trees import Structure
 
@@ -36,11 +37,11 @@ class Evaluation:
     inputs: tuple[int, ...]
     running: Context
 
-    def connected(self) -> tuple[bool, ...]:
-        """Return for each input whether a derivative with respect to it exists."""
+    def cotangents(self) -> list[Tensor | Rows | None]:
+        """Return a cotangent for each input; None where there is no derivative with respect to it."""
         with self.running():
-            found = self.pullback(self.outputs)
-        return tuple(found[i] is not None for i in self.inputs)
+            found = self.pullback.rows(self.outputs)
+        return [found[i] for i in self.inputs]
 
     def back(self) -> Evaluation:
         """Return the evaluation of the pullback at the outputs themselves as cotangents."""
@@ -67,10 +68,24 @@ class Abstract:
     structure: Structure | None
     evaluation: Evaluation | None = field(repr=False)
 
-    @cached_property
+    @property
     def connected(self) -> tuple[bool, ...] | None:
         """For each wanted input whether a derivative with respect to it exists; None if nobody can tell."""
-        return None if self.evaluation is None else self.evaluation.connected()
+        return None if self._cotangents is None else tuple(x is not None for x in self._cotangents)
+
+    @property
+    def rows(self) -> tuple[bool, ...] | None:
+        """For each wanted input whether its cotangent is `Rows`; None if nobody can tell."""
+        return None if self._cotangents is None else tuple(isinstance(x, Rows) for x in self._cotangents)
+
+    @cached_property
+    def _cotangents(self) -> list[Tensor | Rows | None] | None:
+        try:
+            return None if self.evaluation is None else self.evaluation.cotangents()
+        except NotDifferentiableError:
+            raise
+        except Exception:  # of what only placeholders cannot do; what the real ones cannot do either comes again
+            return None
 
     def back(self, wanted: Sequence[TensorSpec]) -> Abstract:
         """Return the plan of the derivative, whose leaves are the cotangents of the connected ones of the inputs."""

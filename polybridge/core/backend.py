@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from polybridge.core.errors import NotDifferentiableError
 from polybridge.core.specs import TensorSpec, dtype
+from polybridge.core.trees import ARRAYS, flatten, unflatten, unused
 
 if TYPE_CHECKING:
     from polybridge.core.evaluator import Evaluator
@@ -22,6 +23,20 @@ Run = Callable[..., Sequence[Tensor]]
 """A flat function: tensors in, a sequence of tensors out."""
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context manager; may be called more than once."""
+
+
+class Rows(NamedTuple):
+    """A tensor of which all rows are zero but some: the gradient of a table in which rows were looked up.
+
+    Attributes:
+        indices: which rows, int64 of shape (n,); a row that is there twice is the sum.
+        values: the rows, of shape (n, *shape[1:]).
+        shape: of the whole tensor.
+    """
+
+    indices: Tensor
+    values: Tensor
+    shape: tuple[int, ...]
 
 
 class Pullback(ABC):
@@ -40,6 +55,10 @@ class Pullback(ABC):
     @abstractmethod
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
         """Evaluate the pullback as a function of `(*primals, *cts)` and return its own pullback beside the result."""
+
+    def rows(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | Rows | None]:
+        """Return what a call does, with `Rows` for what the framework has as rows."""
+        return self(cts)
 
     def jvp(self, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return a tangent per output of the evaluation, by one per primal; None is zero, in both.
@@ -73,6 +92,8 @@ class Backend(ABC):
     """Whether `version` tells of writes in place."""
     dlpack: ClassVar[bool] = False
     """Whether `to_dlpack` and `from_dlpack` are given; without them, on either side, tensors cross as NumPy arrays."""
+    takes_rows: ClassVar[bool | None] = None
+    """Whether a cotangent may be `Rows`: always (True), where the user asks for it (False), or never (None)."""
     alignment: ClassVar[int] = 1
     """Bytes that the address of imported memory has to be a multiple of."""
 
@@ -89,6 +110,27 @@ class Backend(ABC):
     @abstractmethod
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return a tensor of the array's values, shape and dtype that does not share its memory."""
+
+    def parts(self, tree: Any) -> tuple[dict[str, Tensor], Callable[[Mapping[str, Tensor]], Any]]:
+        """Return the tensors of a tree of weights by where they are, as `layers.0.kernel`, and how to put others there.
+
+        NumPy arrays count as tensors, and become such. Law: with the tensors themselves, the tree is what it was.
+        """
+        leaves, treedef = flatten(tree)
+        is_part = [self.is_tensor(x) or isinstance(x, ARRAYS) for x in leaves]
+        named: dict[str, Tensor] = {}
+        for path, leaf, taken in zip(treedef.paths(), leaves, is_part, strict=True):
+            if taken:
+                name = unused(".".join(map(str, path)) or "params", named)
+                named[name] = leaf if self.is_tensor(leaf) else self.from_numpy(np.asarray(leaf))
+
+        def rebuilt(values: Mapping[str, Tensor]) -> Any:
+            names = iter(named)
+            return unflatten(
+                treedef, [values[next(names)] if taken else x for x, taken in zip(leaves, is_part, strict=True)]
+            )
+
+        return named, rebuilt
 
     # Derivatives. Law: <ct, J v> equals <pullback(ct), v>, and vjp inside vjp is itself differentiable.
 
@@ -160,6 +202,10 @@ class Backend(ABC):
 
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on the memory of a capsule, which is row-major and aligned as `alignment` says."""
+        raise NotImplementedError
+
+    def from_rows(self, rows: Rows) -> Tensor:
+        """Return this framework's own kind of tensor for rows of its tensors; asked where `takes_rows` is not None."""
         raise NotImplementedError
 
     def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:

@@ -19,6 +19,12 @@ def reachable(fn: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
+def draws_alike(example: Callable[..., Any]) -> bool:
+    """Whether a program of one example runs a module, whose random numbers follow from an input that examples share."""
+    fn = getattr(getattr(example, "__self__", None), "fn", None)
+    return getattr(getattr(fn, "__self__", None), "held", None) is not None
+
+
 def given(fn: Callable[..., Any]) -> list[Any]:
     """Return the variables of a module whose values `fn` gets as inputs, if it is how a module is run."""
     held = getattr(getattr(fn, "__self__", None), "held", None)

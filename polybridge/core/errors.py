@@ -9,13 +9,17 @@ PolybridgeError
 |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
 |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
 |   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
-|   `-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   |-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   |-- FactoryError              (TypeError)     a module that no name says how to build again
+|   |-- UnsupportedModuleError    (TypeError)     a module that cannot compute with weights of another framework
+|   `-- WeightsError              (ValueError)    weights or state that are not those of the module
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
 |-- PromisedShapeError            (ValueError)    a result differs from what was promised when tracing
 |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
 |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
+|-- RandomnessError               (RuntimeError)  a module draws random numbers that no key of the caller gives
 `-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
 
 PolybridgeWarning (UserWarning)
@@ -125,6 +129,105 @@ class CotangentError(ArgumentError, ValueError):
     def misfit(cls, call: str, where: str, found: object, expected: object) -> CotangentError:
         """Name the leaf, what came and what fits."""
         return cls(f"`{call}`: {where} is {found}, but {expected} is needed there.")
+
+
+class FactoryError(ArgumentError, TypeError):
+    """A module of another framework was to be saved or loaded, but no name says how to build it."""
+
+    @classmethod
+    def missing(cls, call: str, reason: object) -> FactoryError:
+        """Say that a bridged module cannot be saved without a factory, and why its source cannot be saved itself."""
+        return cls(
+            f"`{call}` cannot be saved by itself: {reason}. Give `polybridge.wrap` a function that builds the source "
+            f"again, `factory=make_model`, which an import finds or `polybridge.register_factory` has named; or save "
+            f"its weights only."
+        )
+
+    @classmethod
+    def not_callable(cls, factory: object) -> FactoryError:
+        """Say what came instead of a function."""
+        return cls(f"A factory is a function that builds a module, got {factory!r} of type {type(factory).__name__}.")
+
+    @classmethod
+    def unnamed(cls, factory: object) -> FactoryError:
+        """Say that no import finds the factory."""
+        return cls(
+            f"The factory {factory!r} cannot be named in a file: no import finds it. Define it at the top of a module, "
+            f'or name it: `polybridge.register_factory("my-model", fn)`.'
+        )
+
+    @classmethod
+    def arguments(cls, factory: object) -> FactoryError:
+        """Say that the arguments of a partial cannot be written down."""
+        return cls(
+            f"The factory {factory!r} cannot be named in a file: its arguments are not what JSON holds (numbers, "
+            f"strings, None, lists, dicts with string keys). Give it such arguments."
+        )
+
+    @classmethod
+    def unsafe(cls, where: str) -> FactoryError:
+        """Say that a file wants code to be imported and called, which its reader has not allowed."""
+        return cls(
+            f"The file has a bridged module whose factory {where!r} would be imported and called. If you trust the "
+            f'file, load it with `safe_mode=False`; or call `polybridge.register_factory("my-model", fn)` before it is '
+            f"saved and before it is loaded."
+        )
+
+    @classmethod
+    def unknown(cls, reference: object, error: BaseException) -> FactoryError:
+        """Say that a saved name leads nowhere in this process."""
+        return cls(
+            f"The factory {reference!r} cannot be found here ({type(error).__name__}: {error}). Make its module "
+            f"importable, or call `polybridge.register_factory` before loading."
+        )
+
+
+class UnsupportedModuleError(ArgumentError, TypeError):
+    """A module that cannot compute with the weights that another framework holds."""
+
+    @classmethod
+    def scripted(cls, name: str) -> UnsupportedModuleError:
+        """Say why TorchScript's modules are no source."""
+        return cls(
+            f"`polybridge.wrap` cannot bridge {name}: TorchScript has compiled it together with its parameters, and it "
+            f"computes with no others. Wrap the `nn.Module` that it was made of; or, for a model that is not trained, "
+            f"a function that calls it, with src='torch'."
+        )
+
+
+class WeightsError(ArgumentError, ValueError):
+    """Weights or state that are not those of the module."""
+
+    @classmethod
+    def unlike(cls, call: str, missing: Iterable[str], unknown: Iterable[str]) -> WeightsError:
+        """Say which weights a module lacks, and which it does not know."""
+        found = [
+            f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("does not know", unknown)) if names
+        ]
+        return cls(
+            f"`{call}` {' and '.join(found)}. Give it the trees that `polybridge.wrap` returned, with other values."
+        )
+
+    @classmethod
+    def misfit(cls, call: str, name: str, found: object, expected: object) -> WeightsError:
+        """Name a weight of another shape."""
+        return cls(
+            f"`{call}`: the weight {name} has shape {found}, but the module's own has {expected}. A stack of weights "
+            f"goes through `jax.vmap`."
+        )
+
+    @classmethod
+    def unbuilt(cls, call: str) -> WeightsError:
+        """Say that a module makes its weights at its first call, which has not been."""
+        return cls(f"`{call}` makes its weights at its first call. Call it once before `polybridge.wrap(dst=...)`.")
+
+    @classmethod
+    def stateful(cls, call: str) -> WeightsError:
+        """Say that a module that has state was called without it."""
+        return cls(
+            f"`{call}` has state, such as statistics or frozen weights, and was called without it. Call "
+            f"`model(x, state)`, which returns `(out, state)`; `equinox.nn.State(model)` is its first state."
+        )
 
 
 class OutputError(PolybridgeError, TypeError):
@@ -379,6 +482,18 @@ class ResidualError(PolybridgeError, RuntimeError):
             "A gradient was asked for of a wrapped function one of whose inputs has been freed since the forward, as "
             "FSDP frees weights (`reshard_after_forward`): the other framework has saved what was there. Pass a copy "
             "(`weight.clone()`), or wrap a module, which copies such weights."
+        )
+
+
+class RandomnessError(PolybridgeError, RuntimeError):
+    """A module draws random numbers, and the call gave it nothing from which they follow."""
+
+    @classmethod
+    def unseeded(cls, call: str) -> RandomnessError:
+        """Say what draws, and how the caller gives a key."""
+        return cls(
+            f"`{call}` draws random numbers, and was given no key from which they follow. Pass one: `rng=key` to the "
+            f"function that `polybridge.wrap` returned, `rngs=` to a module of Flax, `key=` to one of Equinox."
         )
 
 

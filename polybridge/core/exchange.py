@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from polybridge.core import dlpack
-from polybridge.core.backend import Backend
+from polybridge.core.backend import Backend, Rows
 from polybridge.core.errors import MutationError, UnsupportedTensorError
 from polybridge.core.specs import SUPPORTED, dtype
 
@@ -62,12 +62,14 @@ class Exchange:
         source: the function's backend.
         copy: "auto" copies where sharing is not safe, True copies always, False never (the caller's promise).
         fleeting: whether the caller's memory lasts for the call only; it is given NumPy views, and copies them at once.
+        sparse: whether the caller takes gradients as rows.
     """
 
     dest: Backend
     source: Backend
     copy: CopyPolicy = "auto"
     fleeting: bool = False
+    sparse: bool = False
 
     @property
     def by_dlpack(self) -> bool:
@@ -80,6 +82,9 @@ class Exchange:
         if tensor is None:
             return None
         tensors[position] = None
+        if isinstance(tensor, Rows):
+            parts: list[Tensor | None] = [tensor.indices, tensor.values]
+            return self.dest.from_rows(Rows(self.give(parts, 0), self.give(parts, 1), tensor.shape))
         if self.fleeting:
             if _counters:
                 _count(tensor, self.source, copied=self.source.dense(tensor) is not tensor)

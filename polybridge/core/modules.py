@@ -13,11 +13,17 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from polybridge.core.backend import Backend
+from polybridge.core.errors import FactoryError, RandomnessError, WeightsError
 from polybridge.core.exchange import move
-from polybridge.core.trees import flatten, unflatten
+from polybridge.core.factories import Factory, reference
+from polybridge.core.specs import TensorSpec, dtype
+from polybridge.core.trees import ARRAYS, flatten, unflatten
 
 Tensor = Any
 
@@ -44,13 +50,15 @@ class Weights(NamedTuple):
 
     Attributes:
         params: a tensor for each weight, by name.
-        state: a tensor for each piece of state, by name.
+        state: a tensor for each piece of state, by name; and for each weight that the call is not to differentiate.
         seed: two uint32 numbers from which the call's random numbers follow; None leaves them to the source.
+        compute: the dtype of mixed precision, "float16" or "bfloat16", for a source that has a mode for it; else None.
     """
 
     params: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     seed: Tensor | None
+    compute: str | None = None
 
 
 class Functional(ABC):
@@ -62,6 +70,7 @@ class Functional(ABC):
         name: how messages and native modules call it.
         slots: its weights and state.
         random: whether a call may draw random numbers.
+        autocasts: whether `run` takes `compute`, and chooses by itself what to compute in which dtype.
     """
 
     backend: Backend
@@ -69,6 +78,7 @@ class Functional(ABC):
     name: str
     slots: Sequence[Slot]
     random: bool = True
+    autocasts: bool = False
 
     @abstractmethod
     def read(self, slot: Slot) -> Tensor:
@@ -90,7 +100,33 @@ class Functional(ABC):
 
         Returns:
             What the module returns, and the state that this call has changed, by name.
+
+        Raises:
+            RandomnessError: the module draws random numbers, and there is no seed.
         """
+
+    def draws(self, training: bool) -> bool | None:
+        """Return whether calls in this mode draw random numbers, as far as is known; None if nobody has tried."""
+        return self.random
+
+    def draws_unseen(self, training: bool) -> bool:
+        """Return whether a call without a seed draws in this mode from a generator that no caller sees, if it is known.
+
+        False for a source that would raise a RandomnessError by itself, or whose generators are part of its state.
+        """
+        return False
+
+    @property
+    def built(self) -> bool:
+        """Whether all slots are there; a lazy module makes them when it sees its first arguments."""
+        return True
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the slots that a call with such arguments, tensors of the source, asks for."""
+
+    def signature(self) -> inspect.Signature | None:
+        """Return what the module is called with, besides weights, mode and random numbers; None if nobody knows."""
+        return _signature(self.module)
 
     def held(self) -> Iterator[Any]:
         """Yield the source's variables."""
@@ -104,32 +140,51 @@ class Applied(Functional):
     gets `training=` and `rng=` (two uint32 numbers, which are a JAX key) if it has arguments of these names.
     """
 
-    def __init__(self, fn: Callable[..., Any], backend: Backend, params: Any, state: Any = None) -> None:
-        """Name the leaves of the trees by their paths.
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        backend: Backend,
+        params: Any,
+        state: Any = None,
+        names: Callable[[str], str] = str,
+    ) -> None:
+        """Name the tensors of the trees by their paths.
+
+        Args:
+            fn: the function.
+            backend: of its tensors.
+            params: the first tree.
+            state: the second, if it takes one.
+            names: a better name for a path in the state.
 
         Raises:
             UnsupportedTensorError: a weight is no tensor of the backend.
         """
         self.backend, self.module, self.name = backend, fn, getattr(fn, "__name__", type(fn).__name__)
-        self._trees = {False: params, True: state}
-        self._named = {is_state: _leaves(tree, backend) for is_state, tree in self._trees.items()}
+        self._stateful = state is not None
+        self._params, self._with_params = backend.parts(params)
+        self._state, self._with_state = backend.parts(state)
+        self._names = {path: names(path) for path in self._state}
+        self._names = {path: f"state.{name}" if name in self._params else name for path, name in self._names.items()}
         self.slots = [
-            Slot(name, None, is_state, not is_state and backend.is_differentiable(x))
-            for is_state, named in self._named.items()
-            for name, x in named.items()
+            # Integers, such as a table, are nothing that an optimiser of any framework takes.
+            *(Slot(name, None, not (d := backend.is_differentiable(x)), d) for name, x in self._params.items()),
+            *(Slot(self._names[name], None, True, False) for name in self._state),
         ]
         taken = _parameters(fn)
         self.random, self._takes_training = "rng" in taken, "training" in taken
 
     def read(self, slot: Slot) -> Tensor:
-        """Return a leaf."""
-        return self._named[slot.is_state][slot.name]
+        """Return a tensor."""
+        found = self._params.get(slot.name)
+        return self._named_state(self._state)[slot.name] if found is None else found
 
     def write(self, values: Mapping[str, Tensor]) -> Any:
-        """Return the trees with other leaves: `params`, or `(params, state)`."""
-        self._named = {s: {name: values.get(name, x) for name, x in named.items()} for s, named in self._named.items()}
-        params, state = (self._rebuilt(s, named) for s, named in self._named.items())
-        return params if self._trees[True] is None else (params, state)
+        """Return the trees with other tensors: `params`, or `(params, state)`."""
+        self._params = {name: values.get(name, x) for name, x in self._params.items()}
+        self._state = {name: values.get(self._names[name], x) for name, x in self._state.items()}
+        params = self._with_params(self._params)
+        return (params, self._with_state(self._state)) if self._stateful else params
 
     def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
         """Call the function."""
@@ -137,30 +192,41 @@ class Applied(Functional):
             kwargs.setdefault("training", _training)
         if self.random and _weights.seed is not None:
             kwargs.setdefault("rng", _weights.seed)
-        params = self._rebuilt(False, _weights.params)
-        if self._trees[True] is None:
+        values = {**_weights.params, **_weights.state}
+        params = self._with_params({name: values[name] for name in self._params})
+        if not self._stateful:
             return self.module(params, *args, **kwargs), {}
-        out, state = self.module(params, self._rebuilt(True, _weights.state), *args, **kwargs)
-        return out, _leaves(state, self.backend)
+        state = self._with_state({name: values[self._names[name]] for name in self._state})
+        out, state = self.module(params, state, *args, **kwargs)
+        after, _ = self.backend.parts(state)
+        if after.keys() != self._state.keys():
+            missing, unknown = self._state.keys() - after.keys(), after.keys() - self._state.keys()
+            raise WeightsError.unlike(f"{self.name}'s new state", sorted(missing), sorted(unknown))
+        return out, self._named_state(after)
 
-    def _rebuilt(self, is_state: bool, values: Mapping[str, Tensor]) -> Any:
-        names = iter(self._named[is_state])
-        leaves, treedef = flatten(self._trees[is_state])
-        return unflatten(treedef, [values[next(names)] if self.backend.is_tensor(x) else x for x in leaves])
+    def signature(self) -> inspect.Signature | None:
+        """Return that of the function without what a call adds."""
+        found = _signature(self.module)
+        if found is None:
+            return None
+        own = 2 if self._stateful else 1
+        kept = [p for i, p in enumerate(found.parameters.values()) if i >= own and p.name not in ("rng", "training")]
+        return found.replace(parameters=kept)
 
-
-def _leaves(tree: Any, backend: Backend) -> dict[str, Tensor]:
-    """Return the tensors of a tree by their paths, as `layers.0.kernel`."""
-    leaves, treedef = flatten(tree)
-    paths = [".".join(map(str, path)) or "params" for path in treedef.paths()]
-    return {path: x for path, x in zip(paths, leaves, strict=True) if backend.is_tensor(x)}
+    def _named_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {self._names[name]: x for name, x in state.items()}
 
 
 def _parameters(fn: Callable[..., Any]) -> Iterable[str]:
+    found = _signature(fn)
+    return () if found is None else found.parameters
+
+
+def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        return inspect.signature(fn).parameters
+        return inspect.signature(fn)
     except ValueError:  # of a builtin
-        return ()
+        return None
 
 
 class Bridge:
@@ -170,11 +236,38 @@ class Bridge:
         functional: the module.
         dest: the destination's backend.
         function: `functional.run` as a native function of the destination.
+        factory: builds what was wrapped again.
+        options: the other arguments of `wrap`, with which that is bridged again.
     """
 
-    def __init__(self, functional: Functional, dest: Backend, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        functional: Functional,
+        dest: Backend,
+        function: Callable[..., Any],
+        factory: Factory | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keep the parts."""
         self.functional, self.dest, self._function = functional, dest, function
+        self._factory, self._options = factory, dict(options or {})
+
+    def __deepcopy__(self, _: Any) -> Bridge:
+        """Return itself: a copied native module has weights of its own, and computes with the same source."""
+        return self
+
+    def recipe(self, reason: str) -> dict[str, Any]:
+        """Return what `wrapping.cooked` makes the native module of again, as JSON can hold it; weights are not part.
+
+        Args:
+            reason: why the source cannot be saved itself, for the message.
+
+        Raises:
+            FactoryError: `wrap` was given no factory, or one that has no name.
+        """
+        if self._factory is None:
+            raise FactoryError.missing(self.name, reason)
+        return {"factory": reference(self._factory), **self._options}
 
     @property
     def name(self) -> str:
@@ -191,12 +284,141 @@ class Bridge:
         """The weights and state."""
         return self.functional.slots
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | None, ...] | None]:
+        """The shapes of the weights and state, by name."""
+        source = self.functional
+        return {slot.name: source.backend.spec(source.read(slot)).shape for slot in self.slots}
+
+    def split(self, values: Callable[[Slot], Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what is trained, and beside it the state and the weights that are frozen, both by name.
+
+        Args:
+            values: of each slot; where it is not given, the source's, as tensors of the destination.
+
+        Raises:
+            WeightsError: the module is lazy and has not made its weights yet.
+        """
+        if not self.functional.built:
+            raise WeightsError.unbuilt(self.name)
+        trained: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        for slot in self.slots:
+            (trained if slot.trainable else kept)[slot.name] = (values or self.fetch)(slot)
+        return trained, kept
+
+    def weights(self, params: Mapping[str, Tensor], state: Mapping[str, Tensor], seed: Tensor | None) -> Weights:
+        """Return what a call computes with, of two mappings that `split` returned, or others like them.
+
+        Where a name is says whether it is trained: a weight that moves from one mapping to the other is frozen or not.
+
+        Raises:
+            WeightsError: they lack a weight, have one that the module does not know, or one of another shape.
+        """
+        self.check({**state, **params})
+        if len(params) + len(state) != len(self.slots):
+            raise WeightsError.unlike(self.name, [], [f"{name} twice" for name in params.keys() & state.keys()])
+        trained: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        for slot in self.slots:  # in their own order: one relay serves all calls
+            if slot.name in params and not slot.is_state:
+                trained[slot.name] = params[slot.name]
+            else:
+                kept[slot.name] = state[slot.name] if slot.name in state else params[slot.name]
+        return Weights(trained, kept, seed)
+
+    def check(self, values: Mapping[str, Tensor]) -> None:
+        """Raise a WeightsError unless there is a value of the right shape for each slot, and nothing else."""
+        if values.keys() != self.shapes.keys():
+            missing, unknown = (sorted(a.keys() - b.keys()) for a, b in ((self.shapes, values), (values, self.shapes)))
+            raise WeightsError.unlike(self.name, missing, unknown)
+        for name, shape in self.shapes.items():
+            if tuple(values[name].shape) != shape:
+                raise WeightsError.misfit(self.name, name, tuple(values[name].shape), shape)
+
     def __call__(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the module's result, and the state that the call has changed."""
         found: tuple[Any, dict[str, Tensor]] = self._function(*args, **kwargs, _weights=weights, _training=training)
         return found
+
+    def keyed(
+        self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call where random numbers follow from a key that the caller gives, or there are none.
+
+        Raises:
+            RandomnessError: there is no seed, and the module has drawn random numbers.
+        """
+        found = self(weights, training, args, kwargs)
+        if weights.seed is None and self.functional.draws_unseen(training):
+            raise RandomnessError.unseeded(self.name)
+        return found
+
+    def seeded(
+        self,
+        draw: Callable[[], Tensor],
+        weights: Weights,
+        training: bool,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sparing: bool,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Call with a seed, which is drawn only for a module that draws random numbers in this mode.
+
+        Args:
+            draw: makes a seed.
+            weights: without a seed.
+            training: as in a call.
+            args: as in a call.
+            kwargs: as in a call.
+            sparing: whether to find out by a call whether the module draws, where nobody knows; else a seed is drawn.
+        """
+        draws = self.functional.draws(training)
+        if draws is None and sparing:
+            found = self(weights._replace(seed=self._any_seed), training, args, kwargs)
+            if not self.functional.draws(training):
+                return found
+            draws = True
+        return self(weights._replace(seed=None if draws is False else draw()), training, args, kwargs)
+
+    @cached_property
+    def _any_seed(self) -> Tensor:
+        return self.dest.from_numpy(np.zeros(2, np.uint32))
+
+    @property
+    def built(self) -> bool:
+        """Whether all slots are there."""
+        return self.functional.built
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Give a lazy module the slots that it needs for arguments like these; leave one that has them as it is.
+
+        Args:
+            args: of a call; a `TensorSpec` may stand for a tensor.
+            kwargs: likewise.
+        """
+        if self.built:
+            return
+        source = self.functional.backend
+
+        def zeros(leaf: Any) -> Any:
+            if self.dest.is_tensor(leaf):
+                leaf = self.dest.spec(leaf)
+            elif isinstance(leaf, ARRAYS):
+                leaf = TensorSpec(leaf.shape, leaf.dtype.name)
+            if not isinstance(leaf, TensorSpec):
+                return leaf
+            return source.from_numpy(np.zeros([n or _SIZE for n in leaf.shape or ()], dtype(leaf.dtype)))
+
+        leaves, treedef = flatten((list(args), dict(kwargs)), lambda x: isinstance(x, TensorSpec))
+        given, named = unflatten(treedef, list(map(zeros, leaves)))
+        self.functional.build(given, named)
+
+    def dtype(self, slot: Slot) -> str:
+        """Return the name of the dtype of the source's value."""
+        return self.functional.backend.dtype_name(self.functional.read(slot))
 
     def fetch(self, slot: Slot) -> Tensor:
         """Return the source's value as a tensor of the destination with memory of its own."""
@@ -206,6 +428,9 @@ class Bridge:
         """Store the destination's values in the source, bit for bit, and return the source."""
         source = self.functional.backend
         return self.functional.write({name: move(x, self.dest, source, own=True) for name, x in values.items()})
+
+
+_SIZE = 2  # of an unknown dimension, such as the batch's, when a lazy module is built
 
 
 class ModuleLibrary(ABC):
@@ -223,13 +448,20 @@ class ModuleLibrary(ABC):
         self.backend = backend
         self.shared = SharedVariables()
 
+    def __deepcopy__(self, _: Any) -> ModuleLibrary:
+        """Return the library itself, which native modules may refer to."""
+        return self
+
     @abstractmethod
     def functional(self, value: Any) -> Functional | None:
         """Return a module of this library as a function; None if `value` is no such module."""
 
     @abstractmethod
     def native(self, bridge: Bridge) -> Any:
-        """Return a module of this library that holds the weights and computes with the source."""
+        """Return a module of this library that holds the weights and computes with the source.
+
+        It may take keyword arguments, which `wrap` hands on, as those of its own modules: `name=` of a Keras layer.
+        """
 
 
 class SharedVariables:
@@ -237,7 +469,7 @@ class SharedVariables:
 
     def __init__(self) -> None:
         """Know none."""
-        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+        self._known: dict[int, tuple[Callable[[], Any], weakref.ref[Any]]] = {}
 
     def get(self, slot: Slot, make: Callable[[], Any]) -> Any:
         """Return the variable of a slot, made if nobody has it."""
@@ -247,10 +479,19 @@ class SharedVariables:
         found = variable() if holder() is slot.holder else None
         if found is None:
             found = make()
-            key = id(slot.holder)
-            gone = weakref.ref(slot.holder, lambda _: self._known.pop(key, None))
-            self._known[key] = gone, weakref.ref(found)
+            self._remember(slot.holder, found)
         return found
+
+    def _remember(self, holder: Any, variable: Any) -> None:
+        key = id(holder)
+
+        def forget(_: Any) -> None:
+            self._known.pop(key, None)
+
+        try:
+            self._known[key] = weakref.ref(holder, forget), weakref.ref(variable)
+        except TypeError:  # a class without weak references, such as Flax's: kept while the destination's lives
+            self._known[key] = lambda: holder, weakref.ref(variable, forget)
 
 
 def _dead() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +87,8 @@ class Registry:
 
         Imports no library. Those that are named after their backend are asked last: others build on their classes.
         """
+        if isinstance(value, _FUNCTIONS):
+            return None
         self.find()
         for name, plugin in sorted(self.module_plugins.items(), key=lambda item: item[1].backend == item[0]):
             if sys.modules.get(plugin.module) is None:
@@ -165,6 +169,9 @@ class Registry:
             source, error = self.broken[name]
             return BrokenPluginError.of(name, source, error)
         return UnknownBackendError.named(name, {*self.names, *self.module_names}, self.broken)
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)  # no modules
 
 
 def _strangers_last(entry: importlib.metadata.EntryPoint) -> tuple[bool, str]:

@@ -18,11 +18,12 @@ from typing import Any
 
 from polybridge.core import forks
 from polybridge.core.abstract import Abstract, plan
-from polybridge.core.backend import Backend, Pullback, spread
+from polybridge.core.backend import Backend, Pullback, Rows, spread
 from polybridge.core.errors import (
     DetachedStateWarning,
     OutputError,
     PromisedShapeError,
+    RandomnessError,
     UnsupportedTensorError,
     remember,
     warn,
@@ -78,6 +79,10 @@ class Relay(ABC):
             The outcome, and the relay `back` whose inputs are the wanted inputs followed by one cotangent for each
             differentiable leaf of the outcome, and whose outcome has one leaf for each wanted input.
         """
+
+    def rows(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Evaluate without a derivative; leaves may be what the destination has for `Rows`."""
+        return self(xs)
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Return a tangent per differentiable result of the evaluation whose `back` this is, by one per wanted input.
@@ -149,7 +154,7 @@ class FunctionRelay(Relay):
             return self._given_plan()
         try:
             return self.planned(specs, wanted)
-        except PromisedShapeError:  # of a function of another framework inside this one
+        except (PromisedShapeError, RandomnessError):  # of a function of another framework inside this one; of a module
             raise
         except Exception as error:
             remember(error)  # graphs raise it again without its cause
@@ -238,9 +243,11 @@ class PullbackRelay(Relay):
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Pull the cotangents back."""
-        forks.check(self.call)
-        name = "the cotangent of output {}".format
-        return self._outcome(list(self._loan.run(self._pullback, self._lent(xs), self.call, name)))  # held nowhere else
+        return self._pulled(self._pullback, xs)
+
+    def rows(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Pull the cotangents back, with rows where the destination takes them."""
+        return self._pulled(self._pullback.rows if self.exchange.sparse else self._pullback, xs)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
@@ -270,6 +277,11 @@ class PullbackRelay(Relay):
         except NotImplementedError:
             return None
         return _given(self.exchange, list(found), self.call)
+
+    def _pulled(self, pull: Callable[..., Sequence[Tensor | Rows | None]], xs: Sequence[Tensor | None]) -> Outcome:
+        forks.check(self.call)
+        name = "the cotangent of output {}".format
+        return self._outcome(list(self._loan.run(pull, self._lent(xs), self.call, name)))  # held nowhere else
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
         lent = self._loan.lend(xs[len(xs) - len(self._slots) :])  # the cotangents come after the primals

@@ -82,9 +82,11 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
     if found is not None:
         return found[0]
     with _lock:
-        kept = _waiting.take(number) or _used.take(number)
+        kept, table = _waiting.take(number), _used_once  # most are asked for once: these make room first
+        if kept is None:
+            kept, table = _used_once.take(number) or _used.take(number), _used
         forward = _forwards.get(number)
-        dropped = None if kept is None else _used.add(number, kept)  # most are asked for once: these make room first
+        dropped = None if kept is None else table.add(number, kept)
     del dropped  # not before the lock is free
     if kept is not None:
         return kept[0]
@@ -112,7 +114,7 @@ _Kept = tuple[Relay, _Forward]
 
 
 class _Table:
-    """Residuals by number, the oldest of which make room; used under the lock, outside of which residuals have to die."""
+    """Residuals by number, the oldest of which make room; used under the lock, after which those may die."""
 
     def __init__(self, entries: int, size: int) -> None:
         self.entries, self.size = entries, size
@@ -166,6 +168,7 @@ _WHOLE = 512  # values of an output that are looked at
 _FORWARDS = 4096  # evaluations of which is known what it takes to repeat them
 _lock = threading.Lock()  # never held while a framework is called
 _waiting = _Table(entries=4096, size=1 << 30)  # bytes
+_used_once = _Table(entries=64, size=1 << 24)  # little: `jax.checkpoint` is to free memory
 _used = _Table(entries=64, size=1 << 28)
 _forwards: OrderedDict[int, _Forward] = OrderedDict()
 

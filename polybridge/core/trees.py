@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -190,6 +190,15 @@ def argument_path(treedef: Any, position: int) -> str:
     """Return where a leaf of `(args, kwargs)` is, as `args[0]` or `kwargs['scale']`."""
     text = path(treedef, position, "")
     return f"args{text[3:]}" if text.startswith("[0]") else f"kwargs{text[3:]}"
+
+
+def unused(name: str, used: Container[str]) -> str:
+    """Return a name, with a number if it is used already."""
+    number, candidate = 0, name
+    while candidate in used:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 @functools.cache

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from polybridge.core import trees
 from polybridge.core.backend import Backend
 from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
+from polybridge.core.factories import Factory, resolve
 from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
@@ -34,7 +35,10 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
+    factory: Factory | None = None,
+    **options: Any,
 ) -> Any: ...
 
 
@@ -48,7 +52,10 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
+    factory: Factory | None = None,
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
@@ -62,7 +69,10 @@ def wrap(
     params: Any = None,
     state: Any = None,
     copy: CopyPolicy = "auto",
+    sparse: bool | None = None,
     output_specs: Any = None,
+    factory: Factory | None = None,
+    **options: Any,
 ) -> Any:
     """Return `fn`, written in framework `src`, as a function or module of framework `dst`; without `fn`, a decorator.
 
@@ -85,10 +95,19 @@ def wrap(
             `(out, tangents_out)`.
         params: the weights of `fn`, a tree of `src` tensors that it takes as first argument; `fn` is then a module.
         state: its statistics and counters, a tree that it takes as second argument; it then returns `(out, state)`.
+            Without `params=`, what a module of Equinox is called with.
         copy: "auto" shares memory where nobody can write to it and copies elsewhere; True always copies;
             False never does: then neither side may write in place to what crosses.
+        sparse: whether the gradient of a table in which `fn` looked rows up arrives as these rows, where `src` gives
+            it so: as `tf.IndexedSlices` or a sparse torch tensor. None is yes for `dst="tf"`, whose optimisers all
+            take them, and no for torch, whose need not.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
             dtype cannot be found without running them, when they are traced into a graph.
+        factory: for a module that is to be saved: a function that builds it again, or with `params=` returns
+            `(fn, params)` or `(fn, params, state)`. An import finds it, or `polybridge.register_factory` has named it;
+            or a `functools.partial` of such a one.
+        **options: for a module, what `dst`'s own modules are given when they are made, such as `name=` and `dtype=` of
+            a Keras layer.
 
     Raises:
         NotCallableError: `fn` is not callable.
@@ -102,9 +121,10 @@ def wrap(
         NotDifferentiableError: a derivative is asked that neither the source nor a rule has.
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
-    options = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
     if fn is None:
-        return functools.partial(wrap, src=src, dst=dst, **options)
+        own = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "sparse": sparse}
+        own |= {"output_specs": output_specs, "factory": factory}
+        return functools.partial(wrap, src=src, dst=dst, **own, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     rule = Rule.of(vjp, jvp)
@@ -116,9 +136,19 @@ def wrap(
                 "`polybridge.wrap` takes vjp= and jvp= for functions only: wrap one that calls the module."
             )
         origin, functional = found
-        return fn if origin is library else library.native(_bridge(functional, library, copy, output_specs))
+        if origin is library:
+            return fn
+        exchange = _exchange(library.backend, functional.backend, copy, sparse)
+        bridge = _bridge(functional, library, exchange, output_specs, factory)
+        make: Callable[..., Any] = library.native
+        return make(bridge, **options)
     if not callable(fn):
         raise NotCallableError.got(fn)
+    if factory is not None or options:
+        names = ["factory", *options] if factory is not None else list(options)
+        raise TypeError(
+            f"`polybridge.wrap` takes {', '.join(names)}= for modules only, and only where dst= has modules."
+        )
     source = get_backend(src) if src is not None else found and found[1].backend
     if source is None:
         raise TypeError("`polybridge.wrap` needs src=, the framework of a function; only that of a module is known.")
@@ -127,13 +157,15 @@ def wrap(
         return fn
     if rule is None and not source.derivatives:
         rule = Rule()
-    return dest.decorate(_Wrapped(fn, Exchange(dest, source, copy), output_specs, rule).function())
+    return dest.decorate(_Wrapped(fn, _exchange(dest, source, copy, sparse), output_specs, rule).function())
 
 
 def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[ModuleLibrary | None, Functional] | None:
     """Return `fn` as a function of its weights and the library that it is a module of; None if it is no module."""
     if params is None:
-        found = registry.functional(fn)
+        found = registry.functional(fn if state is None else (fn, state))
+        if found is None and state is not None:
+            raise TypeError("`polybridge.wrap` takes state= with params=, or with a module that is called with it.")
         if found is None or src is None or get_backend(src) is found[1].backend:
             return found
         raise WrongFrameworkError.module(type(fn), found[0].name, src)
@@ -142,12 +174,38 @@ def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[Modu
     return None, Applied(fn, get_backend(src), params, state)
 
 
-def _bridge(functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any) -> Bridge:
+def _exchange(dest: Backend, source: Backend, copy: CopyPolicy, sparse: bool | None) -> Exchange:
+    if sparse and dest.takes_rows is None:
+        raise ValueError(f"`polybridge.wrap` was given sparse=True, but {dest.name} has no sparse gradients.")
+    return Exchange(dest, source, copy, sparse=bool(dest.takes_rows if sparse is None else sparse))
+
+
+def cooked(recipe: Mapping[str, Any], dst: str, **options: Any) -> Any:
+    """Return the module of `dst` that a recipe of `Bridge.recipe` is of.
+
+    Raises:
+        FactoryError: its factory cannot be found here.
+    """
+    given = dict(recipe)
+    factory = resolve(given.pop("factory"))
+    made = factory()
+    if "src" in given:
+        made, params, *state = made
+        given |= {"params": params, "state": state[0] if state else None}
+    return wrap(made, dst=dst, factory=factory, **given, **options)
+
+
+def _bridge(
+    functional: Functional, library: ModuleLibrary, exchange: Exchange, output_specs: Any, factory: Factory | None
+) -> Bridge:
     source, dest = functional.backend, library.backend
+    recipe: dict[str, Any] = {} if exchange.copy == "auto" else {"copy": exchange.copy}
+    if type(functional) is Applied:  # by `params=`
+        recipe["src"] = source.name
     if source is dest:
-        return Bridge(functional, dest, functional.run)
-    wrapped = _Wrapped(functional.run, Exchange(dest, source, copy), output_specs, name=functional.name)
-    return Bridge(functional, dest, dest.decorate(wrapped.function()))
+        return Bridge(functional, dest, functional.run, factory, recipe)
+    wrapped = _Wrapped(functional.run, exchange, output_specs, name=functional.name)
+    return Bridge(functional, dest, dest.decorate(wrapped.function()), factory, recipe)
 
 
 def convert(tree: Any, to: str) -> Any:

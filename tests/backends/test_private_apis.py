@@ -12,7 +12,9 @@ import torch._dynamo.testing
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+import polybridge
 from polybridge.backends.jax import convert as jax_convert
+from polybridge.backends.jax import primitives
 from polybridge.backends.tensorflow import _private
 from polybridge.backends.torch import compiled, convert, source, transforms
 
@@ -272,7 +274,45 @@ def test_a_level_of_forward_mode_is_seen():
         assert transforms.is_forward_mode()
 
 
+def test_jax_asks_a_primitive_how_it_is_linearized(monkeypatch):
+    asked = []
+
+    def noted(*args, **params):
+        asked.append(args[:2])
+        return primitives._evaluate_linearized(*args, **params)
+
+    monkeypatch.setitem(primitives.primitive_linearizations, primitives.evaluate_p, noted)
+    _, pull = jax.vjp(polybridge.wrap(torch.sin, src="torch", dst="jax"), jnp.zeros(1))
+    assert asked == [(True, [True])] and pull(jnp.ones(1)) == (1.0,)
+
+
 def test_a_trace_of_jax_is_seen():
     seen = []
     jax.jit(lambda x: (seen.append(jax_convert.is_tracing()), x)[1])(jnp.ones(1))
     assert seen == [True] and not jax_convert.is_tracing()
+
+
+def test_a_modules_weights_are_in_its_dicts_and_a_recurrent_one_finds_those_that_are_put_there():
+    lstm = torch.nn.LSTM(2, 3)
+    listed, refs = lstm._flat_weights, lstm._flat_weight_refs
+    own = lstm._parameters["weight_ih_l0"]
+    x = torch.ones(1, 1, 2)
+    before = lstm(x)[0]
+    lstm._parameters["weight_ih_l0"] = torch.zeros_like(own)
+    assert not torch.equal(lstm(x)[0], before)
+    lstm._parameters["weight_ih_l0"] = own
+    lstm._flat_weights, lstm._flat_weight_refs = listed, refs
+    assert torch.equal(lstm(x)[0], before) and lstm._flat_weights is listed
+
+
+def test_keras_tells_whether_it_loads_a_file_in_its_safe_mode():
+    from keras.src.saving.serialization_lib import SafeModeScope, in_safe_mode
+
+    assert not in_safe_mode()
+    with SafeModeScope(True):
+        assert in_safe_mode()
+
+
+def test_random_operations_are_tagged():
+    assert torch.Tag.nondeterministic_seeded in torch.ops.aten.native_dropout.default.tags
+    assert torch.Tag.nondeterministic_seeded not in torch.ops.aten.relu.default.tags

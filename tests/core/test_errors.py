@@ -68,6 +68,15 @@ EXAMPLES = [
     errors.ResidualError.freed(),
     errors.CompilationError.over_processes("f"),
     errors.CompilationError.over_some_axes("f"),
+    errors.FactoryError.missing("Net (src='tensorflow')", "a tf.Module has no file format"),
+    errors.FactoryError.unnamed("<lambda>"),
+    errors.UnsupportedModuleError.scripted("Net"),
+    errors.FactoryError.unsafe("models:make"),
+    errors.WeightsError.unlike("f", ["0.weight"], ["1.weight"]),
+    errors.WeightsError.misfit("f", "0.weight", (2, 3), (3,)),
+    errors.WeightsError.unbuilt("f"),
+    errors.WeightsError.stateful("f"),
+    errors.RandomnessError.unseeded("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -19,6 +19,7 @@ class Residual:
 def empty(monkeypatch):
     """Start with empty tables and small bounds."""
     monkeypatch.setattr(residuals, "_waiting", residuals._Table(entries=3, size=100_000))
+    monkeypatch.setattr(residuals, "_used_once", residuals._Table(entries=2, size=20_000))
     monkeypatch.setattr(residuals, "_used", residuals._Table(entries=2, size=100_000))
     monkeypatch.setattr(residuals, "_forwards", type(residuals._forwards)())
     monkeypatch.setattr(residuals, "_FORWARDS", 5)
@@ -85,6 +86,20 @@ def test_a_stashed_residual_is_found_again_and_again():
     assert residuals.stashed(number, never) is residuals.stashed(number, never) is residual
 
 
+def test_what_was_asked_for_once_makes_room_for_little():
+    numbers = []
+    for _ in range(3):  # of 8 KB each
+        number, residual = stash()
+        numbers.append((number, weakref.ref(residual)))
+        assert residuals.stashed(number, never) is residual
+        del residual
+    gc.collect()
+    assert [dead() is None for _, dead in numbers] == [True, False, False]
+    again = Residual()
+    assert residuals.stashed(numbers[0][0], lambda: (again, [np.full(1000, 1.0)])) is again
+    assert residuals.stashed(numbers[0][0], never) is again
+
+
 def test_a_residual_in_a_buffer_is_found_by_the_same_call():
     residual = Residual()
     token = residuals.keep(residual)
@@ -124,7 +139,7 @@ def test_what_was_asked_for_makes_room_before_what_was_not():
     found = [stash() for _ in range(3)]
     for number, _ in found:
         residuals.stashed(number, never)
-    assert len(residuals._waiting) == 0 and len(residuals._used) == 2
+    assert len(residuals._waiting) == 0 and len(residuals._used_once) == 2
 
 
 def test_another_evaluation_is_kept_too():

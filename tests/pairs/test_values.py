@@ -156,7 +156,7 @@ def test_batch_norm_counts_a_training_step_once():
     x = tf.random.normal([8, 2])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = polybridge.wrap(module, src="torch", dst="tensorflow")(x)
+        y = polybridge.wrap(lambda x: module(x), src="torch", dst="tensorflow")(x)
     tape.gradient(y, x)
     assert module.num_batches_tracked == 1
     np.testing.assert_allclose(module.running_mean, 0.1 * tf.reduce_mean(x, 0), rtol=1e-5)

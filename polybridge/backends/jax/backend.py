@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from polybridge.backends.jax import convert, native, source
+from polybridge.backends.jax import convert, native, source, trees
 from polybridge.core.backend import Backend, Context, Pullback
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
@@ -39,6 +39,10 @@ class JaxBackend(Backend):
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return a copy of the values."""
         return convert.from_numpy(array)
+
+    def parts(self, tree: Any) -> tuple[dict[str, Tensor], Callable[[Mapping[str, Tensor]], Any]]:
+        """Return the arrays of what is a tree to JAX."""
+        return trees.parts(tree)
 
     def vjp(self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
         """Evaluate under `jax.vjp`."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax._src.lib import _jax  # private, see `from_dlpack`
 from jax._src.xla_bridge import backends_are_initialized as started  # private: JAX has no public one (0.10)
 from jax.extend.core import find_top_trace
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from polybridge.core.errors import PrecisionWarning, UnsupportedTensorError, warn
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec, dtype
@@ -77,6 +77,8 @@ def dense(tensor: jax.Array) -> jax.Array:
     Raises:
         UnsupportedTensorError: as `dtype_name`, and arrays that are traced, deleted or spread over several devices.
     """
+    if owns(tensor):
+        return tensor
     dtype_name(tensor)
     if not isinstance(tensor, jax.Array):  # a buffer of XLA, where compiled code differentiates what ran before it
         return jnp.asarray(np.asarray(tensor).copy())
@@ -88,7 +90,7 @@ def dense(tensor: jax.Array) -> jax.Array:
         if not (tensor.is_fully_addressable or tensor.is_fully_replicated):
             raise UnsupportedTensorError("an array that is spread over the devices of several processes")
         return jnp.asarray(np.asarray(tensor))  # gathered
-    if tensor.ndim > 1 and not owns(tensor) and not _is_row_major(tensor):
+    if tensor.ndim > 1 and not _is_row_major(tensor):
         return copy(tensor)
     return tensor
 
@@ -143,10 +145,10 @@ def copy(tensor: jax.Array) -> jax.Array:
 def own(tensors: Iterable[jax.Array | None]) -> None:
     """Note that the memory of each array was made by compiled code, which shares none with what else it takes or gives.
 
-    XLA copies what it would otherwise return twice, or return of its inputs and constants.
+    XLA copies what it would otherwise return twice, or return of its inputs and constants. On one device it is dense.
     """
     for tensor in tensors:
-        if tensor is not None:
+        if tensor is not None and type(tensor.sharding) is SingleDeviceSharding:
             tensor._polybridge_owns = True
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Weights
+from polybridge.core.modules import Bridge, Functional, ModuleLibrary
 
 Array = Any
 
@@ -24,11 +24,7 @@ class JaxModules(ModuleLibrary):
 
     def native(self, bridge: Bridge) -> BridgedFunction:
         """Return a function, its parameters and its state."""
-        values = [
-            {slot.name: _uncommitted(bridge.fetch(slot)) for slot in bridge.slots if slot.is_state is s}
-            for s in (False, True)
-        ]
-        return BridgedFunction(_Apply(bridge), *values)
+        return BridgedFunction(_Apply(bridge), *bridge.split(lambda slot: _uncommitted(bridge.fetch(slot))))
 
 
 class BridgedFunction(NamedTuple):
@@ -36,8 +32,9 @@ class BridgedFunction(NamedTuple):
 
     Attributes:
         apply: `apply(params, state, *args, rng=None, training=False, **kwargs)` returns `(out, state)`.
-        params: the weights by name.
-        state: the statistics and counters by name.
+        params: the weights to train by name.
+        state: by name the statistics and counters, and the weights that are frozen, which no optimiser is to see. A
+            weight that moves to the other dict is trained, or frozen.
     """
 
     apply: _Apply
@@ -45,8 +42,25 @@ class BridgedFunction(NamedTuple):
     state: dict[str, Array]
 
     def sync_to_source(self, params: Mapping[str, Array], state: Mapping[str, Array] | None = None) -> Any:
-        """Store parameters, and state if it is given, in the source's module, bit for bit, and return it."""
-        return self.apply.bridge.send({**params, **(state or {})})
+        """Store parameters and state in the source's module, bit for bit, and return it.
+
+        Args:
+            params: the trained weights.
+            state: after training; where it is not given, the source keeps its own.
+
+        Raises:
+            WeightsError: they are not those of the module.
+        """
+        bridge = self.apply.bridge
+        values = {**self.state, **(state or {}), **params}
+        bridge.check(values)
+        if state is None:
+            values = dict(params)
+        return bridge.send(values)
+
+    def sync_from_source(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return `(params, state)` with the present values of the source's module."""
+        return self.apply.bridge.split()
 
 
 class _Apply:
@@ -65,9 +79,22 @@ class _Apply:
         training: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, Array]]:
-        """Return what the module returns, and its state after the call."""
+        """Return what the module returns, and its state after the call.
+
+        Args:
+            params: the weights to train, by name.
+            state: everything else that the module computes with, by name.
+            args: of the module.
+            rng: a key, of either kind, from which the random numbers of the call follow.
+            training: whether to compute as while training.
+            kwargs: of the module.
+
+        Raises:
+            WeightsError: `params` and `state` are not those of the module.
+            RandomnessError: the module draws random numbers, and there is no `rng`.
+        """
         seed = None if rng is None or not self.bridge.random else jax.random.bits(rng, (2,), "uint32")
-        out, changed = self.bridge(Weights(params, state, seed), training, args, kwargs)
+        out, changed = self.bridge.keyed(self.bridge.weights(params, state, seed), bool(training), args, kwargs)
         return out, {**state, **changed}
 
 

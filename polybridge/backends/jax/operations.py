@@ -104,7 +104,7 @@ class Operation:
         if back is None:
             return convert.placed(leaves, where)
         if not copies:
-            return [*leaves, jax.dlpack.from_dlpack(tokens.keep(back, ()).view(TOKEN))]
+            return [*leaves, convert.from_dlpack(tokens.keep(back, ()).view(TOKEN).__dlpack__())]
         token = np.empty((*rows, tokens.SIZE), np.int64)
         tokens.write(token, residuals.stash(back, list(map(np.asarray, leaves)), randomness))
         return convert.placed([*leaves, jnp.asarray(token.view(TOKEN))], where)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ class CompilingEvaluator(Evaluator):
         for i in wanted:
             constants[i] = None
         found, (differentiable, structure), pullback = self._stage(wanted).evaluate(
-            call, tuple(constants), tuple(inputs[i] for i in wanted)
+            call, tuple(constants), tuple([inputs[i] for i in wanted])
         )
         if all(differentiable):
             return Results(found, differentiable, structure), pullback
@@ -113,20 +113,12 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
     return mapped
 
 
-class _Packed:
-    """What a function returns through `jax.jit`: arrays for its caller, arrays to keep, and what is known of them."""
+class _Packed(NamedTuple):
+    """What a function returns: arrays for its caller, arrays to keep, and what is known of them."""
 
-    __slots__ = ("handed", "kept", "static")
-
-    def __init__(self, handed: Tree, kept: Tree, static: Any) -> None:
-        self.handed, self.kept, self.static = handed, kept, static
-
-
-jax.tree_util.register_pytree_node(
-    _Packed,
-    lambda packed: ((packed.handed, packed.kept), packed.static),
-    lambda static, children: _Packed(children[0], children[1], static),
-)
+    handed: Tree
+    kept: Tree
+    static: Any
 
 
 class _Mode:
@@ -143,16 +135,11 @@ class _Mode:
             warn(UntracedWarning.reading(_user_line(error), type(error).__name__))
 
 
-def _outside_traces() -> contextlib.AbstractContextManager[Any]:
-    """Compute with values also where JAX traces something else around the call."""
-    return jax.core.eval_context() if convert.is_tracing() else _PLAIN
-
-
 class _Compiled:
     """A function of arrays that returns `_Packed`, compiled, or run as it is if JAX cannot trace it.
 
     JAX keeps the tree of a result in caches of the process, and all that is static in it. So what is static stays here,
-    under a number that is in the tree.
+    under a number that is in the tree: `{number: (handed, kept)}`.
     """
 
     def __init__(self, fn: Callable[..., _Packed], mode: _Mode) -> None:
@@ -167,9 +154,11 @@ class _Compiled:
         """Evaluate it now."""
         if self._mode.eager or jax.config.jax_disable_jit:
             return self._as_it_is(args)
+        if convert.is_tracing():  # something else, around the call
+            with jax.core.eval_context():
+                return self(*args)
         try:
-            with _outside_traces():
-                packed = self._restored(lambda: self._jitted(*args))
+            packed = self._restored(self._jitted(*args)) or self(*args)
         except _UNTRACEABLE as error:
             packed = self._as_it_is(args)  # raises what the user's function raises by itself
             self._mode.fall_back(error)
@@ -179,7 +168,7 @@ class _Compiled:
 
     def later(self, *args: Tree) -> _Packed:
         """Trace it, with specs in place of arrays."""
-        return self._restored(lambda: self._jitted.eval_shape(*args))
+        return self._restored(self._jitted.eval_shape(*args)) or self.later(*args)
 
     def _as_it_is(self, args: Tree) -> _Packed:
         # The caller may write to its memory as soon as it has the results, while residuals are still being computed.
@@ -187,22 +176,20 @@ class _Compiled:
         jax.block_until_ready((packed.handed, packed.kept))
         return packed
 
-    def _numbered(self, packed: _Packed) -> _Packed:
-        if packed.static is None:
-            return packed
-        number = next(_numbers)
+    def _numbered(self, packed: _Packed) -> dict[int | None, tuple[Tree, Tree]]:
+        number = None if packed.static is None else next(_numbers)
         self._statics[number] = packed.static
         while len(self._statics) > _TRACES + 1:
             self._statics.pop(list(self._statics)[1], None)  # after None
-        return _Packed(packed.handed, packed.kept, number)
+        return {number: (packed.handed, packed.kept)}
 
-    def _restored(self, evaluate: Callable[[], _Packed]) -> _Packed:
-        packed = evaluate()
-        if packed.static not in self._statics:  # traced too long ago: begin anew
-            self.__dict__.pop("_jitted", None)
-            return self._restored(evaluate)
-        packed.static = self._statics[packed.static]
-        return packed
+    def _restored(self, found: dict[int | None, tuple[Tree, Tree]]) -> _Packed | None:
+        """Return what was evaluated; None if it was traced too long ago, and has to be traced anew."""
+        ((number, arrays),) = found.items()
+        if number in self._statics:
+            return _Packed(*arrays, self._statics[number])
+        self.__dict__.pop("_jitted", None)
+        return None
 
 
 _numbers = itertools.count()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, convert, native, session, source
-from polybridge.core.backend import Backend, Context, Pullback
+from polybridge.core.backend import Backend, Context, Pullback, Rows
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
 from polybridge.core.relay import FunctionRelay, Outcome
@@ -25,6 +26,7 @@ class TensorFlowBackend(Backend):
     writes = False
     dlpack = True
     alignment = convert.ALIGNMENT
+    takes_rows = True
 
     def is_tensor(self, value: Any) -> bool:
         """Whether it is a tensor or a variable."""
@@ -70,6 +72,10 @@ class TensorFlowBackend(Backend):
     def to_dlpack(self, tensor: Tensor) -> Any:
         """Return a capsule."""
         return convert.to_dlpack(tensor)
+
+    def from_rows(self, rows: Rows) -> Any:
+        """Return `tf.IndexedSlices`."""
+        return tf.IndexedSlices(rows.values, rows.indices, tf.constant(rows.shape, tf.int64))
 
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on a capsule's memory."""

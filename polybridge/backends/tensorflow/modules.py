@@ -27,9 +27,9 @@ class TensorFlowModules(ModuleLibrary):
         is_module = isinstance(value, tf.__internal__.tracking.AutoTrackable) and callable(value)
         return TensorFlowFunctional(value, self.backend) if is_module else None
 
-    def native(self, bridge: Bridge) -> BridgedModule:
-        """Return a `tf.Module`."""
-        return BridgedModule(bridge, self)
+    def native(self, bridge: Bridge, **options: Any) -> BridgedModule:
+        """Return a `tf.Module`; `name=` is its own."""
+        return BridgedModule(bridge, self, **options)
 
 
 class TensorFlowFunctional(Functional):
@@ -84,25 +84,42 @@ class TensorFlowFunctional(Functional):
 class BridgedModule(tf.Module):
     """A module of another framework: its weights and state are variables, under the source's names.
 
-    `training=` says how it computes, and random numbers follow from the seed of `tf.random`.
+    `training=` says how it computes, and random numbers follow from the seed of `tf.random`, from which nothing is
+    drawn for a module that draws none. A lazy module has its variables after its first call, as natively.
+
+    Attributes:
+        params: a `tf.Variable` for each weight, by name; one that is frozen in the source is not trainable.
+        state: a `tf.Variable` for each statistic, counter or other buffer, by name.
     """
 
-    def __init__(self, bridge: Bridge, library: ModuleLibrary) -> None:
+    params: dict[str, tf.Variable]
+    state: dict[str, tf.Variable]
+
+    def __init__(self, bridge: Bridge, library: ModuleLibrary, name: str | None = None) -> None:
         """Make a variable of each slot."""
-        super().__init__(name=_valid(bridge.name))
-        self._bridge = bridge
-        with self.name_scope:
-            made = {slot.name: library.shared.get(slot, partial(_variable, bridge, slot)) for slot in bridge.slots}
-            self.params = {slot.name: made[slot.name] for slot in bridge.slots if not slot.is_state}
-            self.state = {slot.name: made[slot.name] for slot in bridge.slots if slot.is_state}
+        super().__init__(name=name or _valid(bridge.name))
+        self._bridge, self._library, self._made = bridge, library, False
+        if bridge.built:
+            self._make()
+
+    def _make(self) -> None:
+        bridge, shared = self._bridge, self._library.shared
+        with tf.init_scope(), self.name_scope:  # `tf.function` may be tracing the first call
+            made = {slot.name: shared.get(slot, partial(_variable, bridge, slot)) for slot in bridge.slots}
+        self.params = {slot.name: made[slot.name] for slot in bridge.slots if not slot.is_state}
+        self.state = {slot.name: made[slot.name] for slot in bridge.slots if slot.is_state}
+        self._made = True
 
     def __call__(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
         """Call the source's module with these variables, and assign what it changes of the state."""
-        seed = _drawn() if self._bridge.random else None
+        if not self._made:
+            self._bridge.build(args, kwargs)
+            self._make()
         params, state = (
             {name: tf.convert_to_tensor(v) for name, v in held.items()} for held in (self.params, self.state)
         )
-        out, changed = self._bridge(Weights(params, state, seed), training, args, kwargs)
+        sparing = tf.executing_eagerly()  # a seed comes from the generator of all; what is traced cannot be asked
+        out, changed = self._bridge.seeded(_drawn, Weights(params, state, None), training, args, kwargs, sparing)
         for name, value in changed.items():
             self.state[name].assign(value)
         return out

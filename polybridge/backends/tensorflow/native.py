@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks, convert
+from polybridge.backends.tensorflow.rows import Layout
 from polybridge.core import forks, orders, residuals, tokens
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
@@ -63,7 +64,7 @@ def _eager(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
         elif _private.is_followed([x for x in (*primals, *taken) if x is not None]):
             found = _eager(back, [*primals, *taken]).leaves
         else:
-            found = back([*primals, *taken]).leaves
+            found = back.rows([*primals, *taken]).leaves
         gradients = spread(found, wanted, len(xs))
         return [g for g, x in zip(gradients, xs, strict=True) if x is not None]
 
@@ -135,7 +136,8 @@ class _Evaluation:
         def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
             *outputs, token = results
             taken = [ct for ct, taken in zip(_filled(cts[:-1], outputs), plan.differentiable, strict=True) if taken]
-            pull = _Pull(relay.call, self.caller, plan, _first_order(len(taken)))
+            sparse = relay.exchange.sparse and not self.batches
+            pull = _Pull(relay.call, self.caller, plan, _first_order(len(taken)), sparse=sparse)
             return spread(pull(token, [inputs[i] for i in wanted], taken), wanted, len(inputs))
 
         keeps = bool(wanted) and any(plan.differentiable) and self.followed
@@ -190,6 +192,7 @@ class _Pull:
         plan: of what is pulled back.
         orders: the cotangents of each; those of the earlier ones are the last of the primals.
         loops: the axes of all primals and cotangents along which lie examples of one evaluation, the outermost first.
+        sparse: whether cotangents may be rows; those of the first order only.
     """
 
     call: str
@@ -197,46 +200,54 @@ class _Pull:
     plan: Abstract
     orders: tuple[Order, ...]
     loops: tuple[int, ...] = ()
+    sparse: bool = False
 
-    def __call__(self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
+    def __call__(self, token: Tensor, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Any]:
         """Return the cotangents of the primals, None where the plan says that there is none."""
         count = len(primals)
         connected = [i for i, c in enumerate(self.plan.connected or (True,) * count) if c]
         if not connected:
             return [None] * count
         specs = [convert.spec(x) for x in primals]
+        rows = (self.sparse and self.plan.rows) or (False,) * count
+        layout = Layout([_tf_spec(specs[i]) for i in connected], [rows[i] for i in connected])
         own = count - sum(len(taken) for taken, _ in self.orders[:-1])
         places, results = self._places(own)
 
         def evaluate(token: Tensor, *values: Tensor) -> list[Tensor]:
             number = tokens.read(token.numpy())
             if not number:  # of a forward that TensorFlow runs for nobody, as it does this
-                return [tf.zeros_like(values[i]) for i in connected]
-            found = orders.pull(self._back(number, own), [None] * own, self._cotangents(values[own:]))
+                return layout.split([tf.zeros_like(values[i]) for i in connected])
+            back = self._back(number, own)
+            if self.sparse:
+                found = back.rows([*[None] * own, *values[own:]]).leaves
+            else:
+                found = orders.pull(back, [None] * own, self._cotangents(values[own:]))
             given = [found[places[i]] for i in connected]
-            return [tf.zeros_like(values[i]) if x is None else x for i, x in zip(connected, given, strict=True)]
+            return layout.split(
+                [tf.zeros_like(values[i]) if x is None else x for i, x in zip(connected, given, strict=True)]
+            )
 
         def gradient(
             inputs: Sequence[Tensor], results_: Sequence[Tensor], next_cts: Sequence[Tensor | None]
         ) -> list[Tensor | None]:
             token, *values = inputs
             order = tuple(places[i] for i in connected), results
-            pull = replace(self, plan=self.plan.back(specs), orders=(*self.orders, order))
-            return [None, *pull(token, values, _filled(next_cts, results_))]
+            pull = replace(self, plan=self.plan.back(specs), orders=(*self.orders, order), sparse=False)
+            return [None, *pull(token, values, layout.cotangents(results_, _filled(next_cts, results_)))]
 
         def vectorised(batch: _private.Batch) -> list[Tensor]:
             one_evaluation = not batch.stacked[0]
             batch.stack(i for i, stacked in enumerate(batch.stacked) if i and not stacked)
             token, *values = batch.inputs
             loops = (0, *self.loops) if one_evaluation else tuple(axis + 1 for axis in self.loops)
-            found = replace(self, loops=loops)(token, values[:count], values[count:])
-            return [found[i] for i in connected]
+            found = replace(self, loops=loops, sparse=False)(token, values[:count], values[count:])
+            return layout.split_batches([found[i] for i in connected])
 
-        promised = [_tf_spec(specs[i]) for i in connected]
+        inputs = [token, *primals, *cts]
         call = partial(self.caller, evaluate)
-        return spread(
-            callbacks.call(self.call, call, [token, *primals, *cts], promised, gradient, vectorised), connected, count
-        )
+        results_ = callbacks.call(self.call, call, inputs, layout.promised, gradient, vectorised)
+        return spread(layout.join(results_), connected, count)
 
     def _places(self, own: int) -> tuple[list[int], int]:
         """Return where the primals are among the results of `orders.pull`, and how many these are."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.backends.tensorflow.convert import EagerTensor
 from polybridge.core.abstract import Abstract, Evaluation
-from polybridge.core.backend import Pullback
+from polybridge.core.backend import Pullback, Rows
 from polybridge.core.closures import given, reachable
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
@@ -83,14 +83,19 @@ class TapePullback(Pullback):
     def __call__(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run the tape backward."""
         with _executing():
-            return self._gradients(cts)
+            return list(map(_dense, self._gradients(cts)))
+
+    def rows(self, cts: Sequence[Tensor | None]) -> list[Tensor | Rows | None]:
+        """Run the tape backward; what `tf.gather` looked up has rows."""
+        with _executing():
+            return [_rows(x, g) for x, g in zip(self._inputs, self._gradients(cts), strict=True)]
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Pullback]:
         """Run the tape backward while it records."""
         with _executing(), self._tape:
             watched = [None if ct is None else tf.identity(ct) for ct in cts]
             self._tape.watch([ct for ct in watched if ct is not None])
-            found = self._gradients(watched)
+            found = list(map(_dense, self._gradients(watched)))
         return found, TapePullback(self._tape, [*self._inputs, *watched], found)
 
     def closed_over(self, fn: Callable[..., Any]) -> list[str]:
@@ -105,7 +110,7 @@ class TapePullback(Pullback):
             return [None] * len(self._inputs)
         outputs, grads = zip(*pairs, strict=True)
         found = iter(_private.gradients(self._tape, outputs, inputs, grads))
-        return [None if x is None else _dense(next(found)) for x in self._inputs]
+        return [None if x is None else next(found) for x in self._inputs]
 
 
 def _frozen(fn: Callable[..., Any]) -> list[Any]:
@@ -129,6 +134,13 @@ def _dense(gradient: Any) -> Tensor | None:
     if gradient is None or type(gradient) is EagerTensor:
         return gradient
     return tf.convert_to_tensor(gradient)
+
+
+def _rows(x: Tensor | None, gradient: Any) -> Tensor | Rows | None:
+    """Return `tf.IndexedSlices`, the gradient of `x`, as rows."""
+    if not isinstance(gradient, tf.IndexedSlices) or x is None or not x.shape.is_fully_defined():
+        return _dense(gradient)
+    return Rows(tf.cast(gradient.indices, tf.int64), gradient.values, tuple(x.shape))
 
 
 class Planning(Evaluator):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polybridge.backends.torch import compiled, convert, native, source
-from polybridge.core.backend import Backend, Context, Pullback
+from polybridge.core.backend import Backend, Context, Pullback, Rows
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
@@ -26,6 +26,7 @@ class TorchBackend(Backend):
     aliases = ("pytorch",)
     writes = True
     counts_writes = True
+    takes_rows = False
     dlpack = True
 
     def is_tensor(self, value: Any) -> bool:
@@ -76,6 +77,10 @@ class TorchBackend(Backend):
     def to_dlpack(self, tensor: Tensor) -> Any:
         """Return a capsule."""
         return convert.to_dlpack(tensor)
+
+    def from_rows(self, rows: Rows) -> torch.Tensor:
+        """Return a sparse tensor in coordinate format."""
+        return torch.sparse_coo_tensor(rows.indices[None], rows.values, rows.shape, check_invariants=False)
 
     def from_dlpack(self, capsule: Any) -> Tensor:
         """Return a tensor on a capsule's memory."""

@@ -57,7 +57,8 @@ def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
     run = _Run(relay)
     leaves = _Crossing.apply(run, *xs)  # type: ignore[no-untyped-call]
     assert run.outcome is not None
-    return run.outcome.with_leaves(list(leaves))
+    run.outcome.leaves = list(leaves)
+    return run.outcome
 
 
 class _Run:
@@ -92,16 +93,17 @@ class _Crossing(torch.autograd.Function):
         else:
             token = torch.from_numpy(residuals.keep(back))
             ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
-        run.outcome = outcome.with_leaves([])
+        leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
+        run.outcome = outcome
         ctx.places = convert.places(xs) if hooks is None else []
         ctx.wanted, ctx.differentiable, ctx.count = wanted, outcome.differentiable, len(xs)
         ctx.save_for_backward(*xs, token)
         ctx.set_materialize_grads(False)
         if not all(outcome.differentiable):
             ctx.mark_non_differentiable(
-                *(y for y, d in zip(outcome.leaves, outcome.differentiable, strict=True) if y is not None and not d)
+                *(y for y, d in zip(leaves, outcome.differentiable, strict=True) if y is not None and not d)
             )
-        return tuple(outcome.leaves)
+        return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -109,14 +111,14 @@ class _Crossing(torch.autograd.Function):
         if convert.are_freed(ctx.places, xs):
             raise ResidualError.freed()
         inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
-        pull = _pull_batch if any(x is not None and is_legacy_batchedtensor(x) for x in inputs) else _pull
+        pull = _pull_batch if any([x is not None and is_legacy_batchedtensor(x) for x in inputs]) else _pull
         back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
         return (None, *spread(pull(back, inputs), ctx.wanted, ctx.count))
 
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
     followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return (crossing(back, inputs) if followed else back(inputs)).leaves
+    return (crossing(back, inputs) if followed else back.rows(inputs)).leaves
 
 
 def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:

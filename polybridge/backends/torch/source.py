@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTe
 from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
 from polybridge.backends.torch.convert import torch_dtype
-from polybridge.core.backend import Context, Pullback
-from polybridge.core.closures import reachable
+from polybridge.core.backend import Context, Pullback, Rows
+from polybridge.core.closures import draws_alike, reachable
 from polybridge.core.evaluator import Evaluator, Run
 from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
@@ -66,9 +66,9 @@ class RecordingEvaluator(Evaluator):
 
 
 def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
-    """Return `fn` over batches; random numbers differ from example to example, as in a loop."""
+    """Return `fn` over batches; random numbers differ from example to example, as in a loop, but those of one seed."""
     mapped: Callable[..., Sequence[Tensor]] = torch.vmap(
-        lambda *xs: tuple(fn(*xs)), in_dims=tuple(axes), randomness="different"
+        lambda *xs: tuple(fn(*xs)), in_dims=tuple(axes), randomness="same" if draws_alike(fn) else "different"
     )
     return mapped
 
@@ -97,13 +97,17 @@ class GraphPullback(Pullback):
     def __call__(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run autograd backward once."""
         followed = torch.is_grad_enabled() and (self._nested or any(ct is not None and ct.requires_grad for ct in cts))
-        return self._gradients(cts, create_graph=followed)
+        return list(map(_dense, self._gradients(cts, create_graph=followed)))
+
+    def rows(self, cts: Sequence[Tensor | None]) -> list[Tensor | Rows | None]:
+        """Run autograd backward once; `torch.nn.Embedding(sparse=True)` has rows."""
+        return list(map(_rows, self._gradients(cts, create_graph=False)))
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Pullback]:
         """Run autograd backward in a way that extends the graph."""
         with _recording():
             leaves = [None if ct is None else ct.detach().requires_grad_() for ct in cts]
-            found = self._gradients(leaves, create_graph=True)
+            found = list(map(_dense, self._gradients(leaves, create_graph=True)))
             edges = _edges(found)
         return [None if x is None else x.detach() for x in found], GraphPullback([*self._inputs, *leaves], edges)
 
@@ -126,7 +130,7 @@ class GraphPullback(Pullback):
                 edges, grads, True, create_graph, tuple(inputs), allow_unreachable=True, accumulate_grad=False
             )
         )
-        return [None if x is None else _dense(next(found)) for x in self._inputs]
+        return [None if x is None else next(found) for x in self._inputs]
 
 
 def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
@@ -242,7 +246,7 @@ _AUTOCAST = ("cpu", "cuda")
 _PLAIN = contextlib.nullcontext()
 
 
-def randomness() -> Context:
+def randomness() -> _Randomness:
     """Capture the state of the default generators; what is captured is shared while nobody draws a number."""
     global _latest
     on_cpu = torch.default_generator.get_state().numpy().tobytes()
@@ -267,6 +271,11 @@ class _Randomness:
             for device, on_device in enumerate(self._on_devices):
                 torch.cuda.set_rng_state(on_device, device)
             yield
+
+    def is_current(self) -> bool:
+        """Whether the generators still have it."""
+        now = randomness()
+        return now.on_cpu == self.on_cpu and all(map(torch.equal, now._on_devices, self._on_devices))
 
 
 _latest = _Randomness(b"")
@@ -300,6 +309,15 @@ def _edges(outputs: Sequence[Tensor | None]) -> list[GradientEdge | None]:
 def _dense(gradient: Tensor | None) -> Tensor | None:
     """Return a gradient as a dense tensor; an embedding may give a sparse one."""
     return gradient.to_dense() if gradient is not None and gradient.layout is not torch.strided else gradient
+
+
+def _rows(gradient: Tensor | None) -> Tensor | Rows | None:
+    """Return a sparse gradient as rows, if it is made of whole ones."""
+    if gradient is None or gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
+        return _dense(gradient)
+    if not isinstance(gradient, FakeTensor):  # optimisers of others may square each row that is there twice by itself
+        gradient = gradient.coalesce()
+    return Rows(gradient._indices()[0], gradient._values(), tuple(gradient.shape))
 
 
 def _leaves(edges: Sequence[GradientEdge | None]) -> list[Tensor]:
