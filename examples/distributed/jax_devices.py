@@ -1,6 +1,6 @@
 """A PyTorch module over four devices of JAX: in `jax.shard_map`, and in `jax.jit` alone.
 
-    python -m examples.distributed.jax_devices
+python -m examples.distributed.jax_devices
 """
 
 import os

@@ -1,7 +1,7 @@
 """A PyTorch module over two processes of JAX, with two devices each.
 
-    python -m examples.distributed.jax_processes localhost:12355 0 &
-    python -m examples.distributed.jax_processes localhost:12355 1
+python -m examples.distributed.jax_processes localhost:12355 0 &
+python -m examples.distributed.jax_processes localhost:12355 1
 """
 
 import sys

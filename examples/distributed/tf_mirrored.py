@@ -1,6 +1,6 @@
 """A PyTorch module in TensorFlow's `MirroredStrategy`, over two devices: by Keras's `fit`, and in a loop of one's own.
 
-    python -m examples.distributed.tf_mirrored
+python -m examples.distributed.tf_mirrored
 """
 
 import keras

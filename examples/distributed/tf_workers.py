@@ -1,7 +1,7 @@
 """A PyTorch module in TensorFlow's `MultiWorkerMirroredStrategy`, over two processes.
 
-    python -m examples.distributed.tf_workers localhost:12345 localhost:12346 0 &
-    python -m examples.distributed.tf_workers localhost:12345 localhost:12346 1
+python -m examples.distributed.tf_workers localhost:12345 localhost:12346 0 &
+python -m examples.distributed.tf_workers localhost:12345 localhost:12346 1
 """
 
 import json

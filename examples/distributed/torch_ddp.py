@@ -1,6 +1,6 @@
 """A Keras model in PyTorch's `DistributedDataParallel`, over two processes.
 
-    torchrun --nproc-per-node 2 -m examples.distributed.torch_ddp
+torchrun --nproc-per-node 2 -m examples.distributed.torch_ddp
 """
 
 from datetime import timedelta

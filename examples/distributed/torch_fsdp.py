@@ -1,6 +1,6 @@
 """A Keras model in PyTorch's FSDP2: each of two processes holds half of every weight.
 
-    torchrun --nproc-per-node 2 -m examples.distributed.torch_fsdp
+torchrun --nproc-per-node 2 -m examples.distributed.torch_fsdp
 """
 
 from datetime import timedelta

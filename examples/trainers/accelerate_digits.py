@@ -1,6 +1,6 @@
 """A Keras classifier in Hugging Face accelerate: clipped and accumulated gradients, a checkpoint, and training resumed.
 
-    torchrun --nproc-per-node 2 -m examples.trainers.accelerate_digits /tmp/digits
+torchrun --nproc-per-node 2 -m examples.trainers.accelerate_digits /tmp/digits
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A Keras classifier in Lightning's `Trainer`: clipped and accumulated gradients, a checkpoint, and training resumed.
 
-    python -m examples.trainers.lightning_digits
+python -m examples.trainers.lightning_digits
 """
 
 import sys

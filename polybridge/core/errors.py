@@ -496,6 +496,14 @@ class RandomnessError(PolybridgeError, RuntimeError):
             f"function that `polybridge.wrap` returned, `rngs=` to a module of Flax, `key=` to one of Equinox."
         )
 
+    @classmethod
+    def recomputed(cls, call: str, function: str) -> RandomnessError:
+        """Say that the backward would see other numbers than the forward."""
+        return cls(
+            f"`{call}` draws random numbers, and was called in a function of `{function}`, which is run again in the "
+            f"backward and would draw others. Call it outside of that function."
+        )
+
 
 class ForkError(PolybridgeError, RuntimeError):
     """A framework that had started before the fork cannot be used in the child."""

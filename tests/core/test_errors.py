@@ -68,6 +68,7 @@ EXAMPLES = [
     errors.ResidualError.freed(),
     errors.CompilationError.over_processes("f"),
     errors.CompilationError.over_some_axes("f"),
+    errors.RandomnessError.recomputed("f", "recompute_grad"),
     errors.FactoryError.missing("Net (src='tensorflow')", "a tf.Module has no file format"),
     errors.FactoryError.unnamed("<lambda>"),
     errors.UnsupportedModuleError.scripted("Net"),

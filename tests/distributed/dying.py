@@ -1,14 +1,12 @@
 """A program of `examples/distributed`, in a process that dies in the model's second call.
 
-    python -m tests.distributed.dying raise|kill VICTIM PROGRAM ARGUMENTS...
+python -m tests.distributed.dying raise|kill VICTIM PROGRAM ARGUMENTS...
 """
 
 import importlib
 import os
 import signal
 import sys
-
-
 
 
 def main(way: str, victim: str, program: str, *arguments: str) -> None:

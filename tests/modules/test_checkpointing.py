@@ -12,6 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import polybridge
+from polybridge import RandomnessError
 
 DEPTH, SIZE = 4, 5
 X = np.random.default_rng(0).normal(size=(3, SIZE)).astype("float32")
@@ -187,6 +188,15 @@ def test_tf_recompute_grad_in_a_graph():
     close(tf.function(lambda x: recomputed(blocks, x)[0])(tf.constant(X)), expected)
 
 
+@pytest.mark.parametrize("dst", ["tf", "keras"])
+def test_tf_recompute_grad_would_draw_another_mask(dst):
+    dropout = polybridge.wrap(torch.nn.Dropout(0.5), dst=dst)
+    again = tf.recompute_grad(lambda x, training: dropout(x, training=training))
+    with pytest.raises(RandomnessError, match="`Dropout` draws random numbers"):
+        again(tf.constant(X), True)
+    np.testing.assert_array_equal(again(tf.constant(X), False), X)
+
+
 # Of JAX.
 
 
@@ -244,3 +254,41 @@ def test_a_jax_checkpoint_draws_the_mask_of_the_forward():
     np.testing.assert_array_equal(gradient, np.where(y == 0, 0.0, 2.0))
 
 
+# Micro-batches: the gradients of the halves of a batch add up to that of the whole.
+
+HALVES = X[:1], X[1:]
+
+
+def test_gradients_accumulate_in_torch():
+    blocks = [polybridge.wrap(block, dst="torch") for block in keras_blocks()]
+    for half in HALVES:
+        torch.nn.Sequential(*blocks)(torch.from_numpy(half)).sum().backward()
+    close([next(block.parameters()).grad for block in blocks], by_keras())
+
+
+def test_gradients_accumulate_in_jax():
+    blocks = [polybridge.wrap(block, dst="jax") for block in torch_blocks()]
+
+    def loss(params, x):
+        for block, own in zip(blocks, params, strict=True):
+            x = block.apply(own, {}, x)[0]
+        return x.sum()
+
+    gradient = jax.jit(jax.grad(loss))
+    found = [gradient([block.params for block in blocks], half) for half in HALVES]
+    close([a["kernel"] + b["kernel"] for a, b in zip(*found, strict=True)], by_torch())
+
+
+def test_gradients_accumulate_in_keras():
+    """Two batches of one size, of which Keras takes the mean; `fit` updates once."""
+    x = np.concatenate([X, 2 * X])
+    y = np.zeros((6, 1), "float32")
+    module = torch.nn.Linear(SIZE, 1)
+    kernel = module.weight.detach().clone().requires_grad_()
+    loss = (torch.from_numpy(x) @ kernel.T + module.bias.detach()).square().mean()
+    loss.backward()
+    model = keras.Sequential([keras.Input([SIZE]), polybridge.wrap(module, dst="keras")])
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+    model.fit(x, y, batch_size=3, shuffle=False, verbose=0)
+    found = model.layers[0].sync_to_source().weight.detach()
+    torch.testing.assert_close(found, (kernel - 0.1 * kernel.grad).detach(), rtol=1e-5, atol=1e-6)

@@ -120,6 +120,7 @@ class BridgedModule(tf.Module):
         )
         sparing = tf.executing_eagerly()  # a seed comes from the generator of all; what is traced cannot be asked
         out, changed = self._bridge.seeded(_drawn, Weights(params, state, None), training, args, kwargs, sparing)
+        self._bridge.refuse_recomputation(training, "recompute_grad.<locals>")  # private: TensorFlow's (2.21)
         for name, value in changed.items():
             self.state[name].assign(value)
         return out

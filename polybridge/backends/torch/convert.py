@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -74,7 +74,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
             "`output_specs=` given to `polybridge.wrap`, tracing does not run the function)"
         )
     if type(tensor) not in _PLAIN and _is_awaited(tensor):
-        tensor = tensor.detach().trigger_wait()
+        return dense(cast(Any, tensor.detach()).wait())
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
@@ -119,11 +119,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return gathered
 
 
-def spread_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def spread_like(value: torch.Tensor, parameter: Any) -> torch.Tensor:
     """Return values that are spread over processes as a parameter is."""
     if not hasattr(parameter, "full_tensor"):
         return value
-    from torch.distributed.tensor import distribute_tensor  # takes as long to import as polybridge's own torch backend
+    from torch.distributed.tensor import distribute_tensor  # imported by whoever made the parameter, and slow to import
 
     spread: torch.Tensor = distribute_tensor(value, parameter.device_mesh, parameter.placements)
     return spread
