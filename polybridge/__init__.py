@@ -15,6 +15,7 @@ from polybridge.core.errors import (
     CompilationError,
     CotangentError,
     DetachedStateWarning,
+    FactoryError,
     ForkError,
     LoopWarning,
     MutationError,
@@ -32,6 +33,7 @@ from polybridge.core.errors import (
     WrongFrameworkError,
     last_error,
 )
+from polybridge.core.factories import register_factory
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
@@ -52,6 +54,7 @@ __all__ = [
     "CompilationError",
     "CotangentError",
     "DetachedStateWarning",
+    "FactoryError",
     "ForkError",
     "Functional",
     "LoopWarning",
@@ -81,6 +84,7 @@ __all__ = [
     "hookimpl",
     "last_error",
     "list_backends",
+    "register_factory",
     "wrap",
 ]
 

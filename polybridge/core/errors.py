@@ -9,7 +9,8 @@ PolybridgeError
 |   |-- NotCallableError          (TypeError)     what was wrapped cannot be called
 |   |-- WrongFrameworkError       (TypeError)     a tensor of a framework that is not expected here
 |   |-- UnsupportedTensorError    (TypeError)     a tensor that the other side cannot hold
-|   `-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   |-- CotangentError            (ValueError)    a cotangent or tangent that does not fit
+|   `-- FactoryError              (TypeError)     a module that no name says how to build again
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
@@ -125,6 +126,48 @@ class CotangentError(ArgumentError, ValueError):
     def misfit(cls, call: str, where: str, found: object, expected: object) -> CotangentError:
         """Name the leaf, what came and what fits."""
         return cls(f"`{call}`: {where} is {found}, but {expected} is needed there.")
+
+
+class FactoryError(ArgumentError, TypeError):
+    """A module of another framework was to be saved or loaded, but no name says how to build it."""
+
+    @classmethod
+    def missing(cls, call: str, reason: object) -> FactoryError:
+        """Say that a bridged module cannot be saved without a factory, and why its source cannot be saved itself."""
+        return cls(
+            f"`{call}` cannot be saved by itself: {reason}. Give `polybridge.wrap` a function that builds the source "
+            f"again, `factory=make_model`, which an import finds or `polybridge.register_factory` has named; or save "
+            f"its weights only."
+        )
+
+    @classmethod
+    def not_callable(cls, factory: object) -> FactoryError:
+        """Say what came instead of a function."""
+        return cls(f"A factory is a function that builds a module, got {factory!r} of type {type(factory).__name__}.")
+
+    @classmethod
+    def unnamed(cls, factory: object) -> FactoryError:
+        """Say that no import finds the factory."""
+        return cls(
+            f"The factory {factory!r} cannot be named in a file: no import finds it. Define it at the top of a module, "
+            f'or name it: `polybridge.register_factory("my-model", fn)`.'
+        )
+
+    @classmethod
+    def arguments(cls, factory: object) -> FactoryError:
+        """Say that the arguments of a partial cannot be written down."""
+        return cls(
+            f"The factory {factory!r} cannot be named in a file: its arguments are not what JSON holds (numbers, "
+            f"strings, None, lists, dicts with string keys). Give it such arguments."
+        )
+
+    @classmethod
+    def unknown(cls, reference: object, error: BaseException) -> FactoryError:
+        """Say that a saved name leads nowhere in this process."""
+        return cls(
+            f"The factory {reference!r} cannot be found here ({type(error).__name__}: {error}). Make its module "
+            f"importable, or call `polybridge.register_factory` before loading."
+        )
 
 
 class OutputError(PolybridgeError, TypeError):

@@ -65,6 +65,8 @@ EXAMPLES = [
     errors.ResidualError.mixed(),
     errors.ResidualError.differs(),
     errors.UntracedWarning.reading("model.py:3", "ConcretizationTypeError"),
+    errors.FactoryError.missing("Net (src='tensorflow')", "a tf.Module has no file format"),
+    errors.FactoryError.unnamed("<lambda>"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 
