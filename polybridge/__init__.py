@@ -27,6 +27,7 @@ from polybridge.core.errors import (
     PrecisionWarning,
     PromisedShapeError,
     ResidualError,
+    UnbuiltError,
     UnknownBackendError,
     UnsupportedTensorError,
     UntracedWarning,
@@ -35,7 +36,7 @@ from polybridge.core.errors import (
 )
 from polybridge.core.factories import register_factory
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
+from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
 from polybridge.core.relay import Outcome, Relay
 from polybridge.core.specs import TensorSpec
@@ -70,10 +71,12 @@ __all__ = [
     "PrecisionWarning",
     "PromisedShapeError",
     "Pullback",
+    "Ran",
     "Relay",
     "ResidualError",
     "Slot",
     "TensorSpec",
+    "UnbuiltError",
     "UnknownBackendError",
     "UnsupportedTensorError",
     "UntracedWarning",

@@ -9,6 +9,7 @@ the source computes with, and the source's own are not touched until `send`.
 from __future__ import annotations
 
 import inspect
+import pickle
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from polybridge.core.backend import Backend
+from polybridge.core.errors import DetachedStateWarning, FactoryError, warn
 from polybridge.core.exchange import move
+from polybridge.core.factories import reference
 from polybridge.core.trees import flatten, unflatten
 
 Tensor = Any
@@ -53,6 +56,20 @@ class Weights(NamedTuple):
     seed: Tensor | None
 
 
+class Ran(NamedTuple):
+    """What one call of a module gives.
+
+    Attributes:
+        result: what the module returned.
+        changed: the state that the call has changed, by name.
+        losses: what the module adds to the loss besides: regularisers and the like.
+    """
+
+    result: Any
+    changed: dict[str, Tensor]
+    losses: Sequence[Tensor] = ()
+
+
 class Functional(ABC):
     """A module of a source as a pure function.
 
@@ -60,8 +77,9 @@ class Functional(ABC):
         backend: of its tensors.
         module: what the user wrapped.
         name: how messages and native modules call it.
-        slots: its weights and state.
+        slots: its weights and state; until it is built, those that it has so far.
         random: whether a call may draw random numbers.
+        built: whether the slots are all there; if not, `build` makes them.
     """
 
     backend: Backend
@@ -69,6 +87,7 @@ class Functional(ABC):
     name: str
     slots: Sequence[Slot]
     random: bool = True
+    built: bool = True
 
     @abstractmethod
     def read(self, slot: Slot) -> Tensor:
@@ -79,8 +98,11 @@ class Functional(ABC):
         """Store values in the source, and return what the user wrapped, or what stands for it, with them."""
 
     @abstractmethod
-    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
+    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
         """Compute with the weights that are given, and leave the source's own alone.
+
+        A call that finds out what a first call has to, such as that weights are missing, raises `UnbuiltError`; after
+        `build` it has all that it needs.
 
         Args:
             args: of the module.
@@ -89,12 +111,25 @@ class Functional(ABC):
             kwargs: of the module.
 
         Returns:
-            What the module returns, and the state that this call has changed, by name.
+            The fields of a `Ran`, or the first two: a plain tuple, which every compiler knows.
         """
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Slot]:
+        """Make the weights that the module makes at its first call, and return their slots, which `slots` has now.
+
+        Args:
+            args: of that call.
+            kwargs: of that call.
+        """
+        return ()
 
     def held(self) -> Iterator[Any]:
         """Yield the source's variables."""
         return (slot.holder for slot in self.slots)
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return what `wrap` takes first, as a tuple: the module, or a function with its params and state."""
+        return (self.module,)
 
 
 class Applied(Functional):
@@ -120,6 +155,11 @@ class Applied(Functional):
         ]
         taken = _parameters(fn)
         self.random, self._takes_training = "rng" in taken, "training" in taken
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return the function and its trees."""
+        params, state = (self._rebuilt(is_state, named) for is_state, named in self._named.items())
+        return self.module, params, state
 
     def read(self, slot: Slot) -> Tensor:
         """Return a leaf."""
@@ -166,15 +206,56 @@ def _parameters(fn: Callable[..., Any]) -> Iterable[str]:
 class Bridge:
     """A module of a source as a destination uses it.
 
+    Copying it copies nothing, since the source's weights are not what anybody computes with. Pickling it pickles the
+    source, or the name of the factory that makes one.
+
     Args:
         functional: the module.
         dest: the destination's backend.
         function: `functional.run` as a native function of the destination.
+        options: what `wrap` was given beside the module.
     """
 
-    def __init__(self, functional: Functional, dest: Backend, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        functional: Functional,
+        dest: Backend,
+        function: Callable[..., Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keep the parts."""
         self.functional, self.dest, self._function = functional, dest, function
+        self.options = dict(options or {})
+        self._mentioned = False
+
+    def __copy__(self) -> Bridge:
+        """Return itself."""
+        return self
+
+    def __deepcopy__(self, _: Any) -> Bridge:
+        """Return itself."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again elsewhere.
+
+        Raises:
+            FactoryError: the source cannot be pickled, and no factory was given.
+        """
+        from polybridge.core.wrapping import bridged_again  # which imports this module
+
+        names = [slot.name for slot in self.slots]
+        factory = self.options.get("factory")
+        found: dict[str, Any]
+        if factory is not None:
+            found = {"factory": reference(factory)}
+        else:
+            try:
+                found = {"pickled": pickle.dumps(self.functional.parts())}
+            except Exception as error:  # whatever the source's classes raise
+                reason = f"its source cannot be pickled ({type(error).__name__}: {error})"
+                raise FactoryError.missing(self.name, reason) from error
+        return bridged_again, (found, {**self.options, "factory": None}, names)
 
     @property
     def name(self) -> str:
@@ -191,12 +272,39 @@ class Bridge:
         """The weights and state."""
         return self.functional.slots
 
+    @property
+    def built(self) -> bool:
+        """Whether the slots are all there."""
+        return self.functional.built
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Slot]:
+        """Make the weights that the source makes at its first call, and return their slots.
+
+        Args:
+            args: of that call, with the destination's tensors.
+            kwargs: of that call.
+        """
+        source = self.functional.backend
+        leaves, treedef = flatten((tuple(args), dict(kwargs)))
+        leaves = [move(x, self.dest, source, own=True) if self.dest.is_tensor(x) else x for x in leaves]
+        args, kwargs = unflatten(treedef, leaves)
+        made: list[Slot] = []
+        source.run(lambda: made.extend(self.functional.build(args, kwargs)))
+        return made
+
     def __call__(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the module's result, and the state that the call has changed."""
-        found: tuple[Any, dict[str, Tensor]] = self._function(*args, **kwargs, _weights=weights, _training=training)
-        return found
+        """Return the module's result, and the state that the call has changed; warn of losses, which are dropped."""
+        result, changed, losses = self.run(weights, training, args, kwargs)
+        if losses and not self._mentioned:
+            self._mentioned = True
+            warn(DetachedStateWarning.losses(self.name, len(losses)))
+        return result, changed
+
+    def run(self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ran:
+        """Return the module's result, the state that the call has changed, and what it adds to the loss."""
+        return Ran(*self._function(*args, **kwargs, _weights=weights, _training=training))
 
     def fetch(self, slot: Slot) -> Tensor:
         """Return the source's value as a tensor of the destination with memory of its own."""
@@ -213,6 +321,8 @@ class ModuleLibrary(ABC):
 
     name: ClassVar[str]
     """The canonical name, as given to `wrap(src=..., dst=...)`."""
+    builds: ClassVar[bool] = False
+    """Whether `native` takes modules that make their weights at the first call, and calls `Bridge.build` then."""
 
     def __init__(self, backend: Backend) -> None:
         """Begin without variables.

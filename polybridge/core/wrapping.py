@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, overload
 
 from polybridge.core import trees
 from polybridge.core.backend import Backend
-from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
+from polybridge.core.errors import (
+    FactoryError,
+    NotCallableError,
+    UnbuiltError,
+    UnsupportedTensorError,
+    WrongFrameworkError,
+)
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
+from polybridge.core.factories import Factory, resolve
 from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
@@ -35,6 +43,7 @@ def wrap(
     state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
+    factory: Factory | None = None,
 ) -> Any: ...
 
 
@@ -49,6 +58,7 @@ def wrap(
     state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
+    factory: Factory | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
@@ -63,6 +73,7 @@ def wrap(
     state: Any = None,
     copy: CopyPolicy = "auto",
     output_specs: Any = None,
+    factory: Factory | None = None,
 ) -> Any:
     """Return `fn`, written in framework `src`, as a function or module of framework `dst`; without `fn`, a decorator.
 
@@ -90,8 +101,12 @@ def wrap(
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
             dtype cannot be found without running them, when they are traced into a graph.
 
+        factory: builds a module like `fn` again, without arguments (with `params=`, a tuple of the function, its params
+            and its state if it has one): what is saved of the wrapped module then names it. See `register_factory`.
+
     Raises:
         NotCallableError: `fn` is not callable.
+        UnbuiltError: a module makes its weights at its first call, and `dst` needs them now.
         UnknownBackendError, BackendNotInstalledError, BrokenPluginError: a framework cannot be had.
 
     The wrapped function raises:
@@ -102,9 +117,9 @@ def wrap(
         NotDifferentiableError: a derivative is asked that neither the source nor a rule has.
         MutationError: `fn` wrote to memory that it shares with the caller.
     """
-    options = {"vjp": vjp, "jvp": jvp, "params": params, "state": state, "copy": copy, "output_specs": output_specs}
+    options = {"src": src, "dst": dst, "copy": copy, "output_specs": output_specs, "factory": factory}
     if fn is None:
-        return functools.partial(wrap, src=src, dst=dst, **options)
+        return functools.partial(wrap, vjp=vjp, jvp=jvp, params=params, state=state, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
     rule = Rule.of(vjp, jvp)
@@ -116,7 +131,7 @@ def wrap(
                 "`polybridge.wrap` takes vjp= and jvp= for functions only: wrap one that calls the module."
             )
         origin, functional = found
-        return fn if origin is library else library.native(_bridge(functional, library, copy, output_specs))
+        return fn if origin is library else library.native(_bridge(functional, library, options))
     if not callable(fn):
         raise NotCallableError.got(fn)
     source = get_backend(src) if src is not None else found and found[1].backend
@@ -142,12 +157,40 @@ def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[Modu
     return None, Applied(fn, get_backend(src), params, state)
 
 
-def _bridge(functional: Functional, library: ModuleLibrary, copy: CopyPolicy, output_specs: Any) -> Bridge:
+def _bridge(functional: Functional, library: ModuleLibrary, options: dict[str, Any]) -> Bridge:
     source, dest = functional.backend, library.backend
+    if not functional.built and not library.builds:
+        raise UnbuiltError.before_wrap(functional.name, library.name)
     if source is dest:
-        return Bridge(functional, dest, functional.run)
-    wrapped = _Wrapped(functional.run, Exchange(dest, source, copy), output_specs, name=functional.name)
-    return Bridge(functional, dest, dest.decorate(wrapped.function()))
+        return Bridge(functional, dest, functional.run, options)
+    exchange = Exchange(dest, source, options["copy"])
+    wrapped = _Wrapped(functional.run, exchange, options["output_specs"], name=functional.name)
+    return Bridge(functional, dest, dest.decorate(wrapped.function()), options)
+
+
+def bridged_again(found: dict[str, Any], options: dict[str, Any], names: list[str]) -> Bridge:
+    """Return the bridge of which `Bridge.__reduce__` has written these things down.
+
+    Raises:
+        FactoryError: the factory cannot be found, or builds another module.
+    """
+    if "factory" in found:
+        factory = resolve(found["factory"])
+        built = factory()
+        parts = built if isinstance(built, tuple) else (built,)
+        options = {**options, "factory": factory}
+    else:
+        parts = pickle.loads(found["pickled"])
+    fn, params, state = (*parts, None, None)[:3]
+    functional = _functional(fn, options["src"], params, state)
+    library = registry.library(options["dst"])
+    if functional is None or library is None:
+        raise FactoryError.other(found.get("factory"), names, [])
+    bridge = _bridge(functional[1], library, options)
+    made = [slot.name for slot in bridge.slots]
+    if made != names and bridge.built:
+        raise FactoryError.other(found.get("factory"), names, made)
+    return bridge
 
 
 def convert(tree: Any, to: str) -> Any:

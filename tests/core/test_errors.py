@@ -67,6 +67,15 @@ EXAMPLES = [
     errors.UntracedWarning.reading("model.py:3", "ConcretizationTypeError"),
     errors.FactoryError.missing("Net (src='tensorflow')", "a tf.Module has no file format"),
     errors.FactoryError.unnamed("<lambda>"),
+    errors.FactoryError.other("make", ["w"], ["kernel"]),
+    errors.UnbuiltError.before_call("Net"),
+    errors.UnbuiltError.before_wrap("Net", "jax"),
+    errors.DetachedStateWarning.losses("Net", 2),
+    errors.DetachedStateWarning.late("Net", ["w"]),
+    errors.MutationError.weight("Net", "mean"),
+    errors.NotCallableError.saved_model([], ["serving_default"]),
+    errors.UnsupportedTensorError.weight("Net", "kernel", "float64", "float32", "it says so"),
+    errors.UntracedWarning.in_tensorflow("Net", ValueError("no")),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator  # private: no public name leads to it (3.15)
 
+from polybridge.backends.tensorflow.tracing import Traced
 from polybridge.core.backend import Backend
+from polybridge.core.errors import UnbuiltError, UnsupportedTensorError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
+from polybridge.core.trees import flatten, unflatten
 
 Tensor = Any
 
@@ -33,17 +37,34 @@ class KerasModules(ModuleLibrary):
 
 
 class KerasFunctional(Functional):
-    """A layer or model as a function of its variables."""
+    """A layer or model as a function of its variables.
+
+    It runs as a graph, as in Keras's own `fit`, unless a model has `run_eagerly`.
+    """
 
     def __init__(self, layer: keras.layers.Layer, backend: Backend) -> None:
-        """Name the variables."""
+        """Name the variables that there are."""
         self.backend, self.module, self.name = backend, layer, type(layer).__name__
-        layers = layer._flatten_layers()  # private: Keras lists variables, not to which list they belong (3.15)
-        weights = {id(v) for inner in layers for v in inner._trainable_variables}
-        self.slots = [Slot(name, v, id(v) not in weights, v.trainable) for name, v in _names(layer).items()]
-        self._seeds = {id(g.state): i for i, g in enumerate(_seed_generators(layer))}
-        self.random = bool(self._seeds)
-        self._takes_training = "training" in inspect.signature(layer.call).parameters
+        taken = inspect.signature(layer.call).parameters
+        self._takes_training = "training" in taken
+        self._traced = Traced(self._run, self.name)
+        self._others: dict[str, KerasFunctional] = {}
+        self._draws_from_global = False
+        self._index()
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Slot]:
+        """Let the layer make its variables by a call with symbols, or where it needs values by a real one."""
+        before = {id(slot.holder) for slot in self.slots}
+        if self._unbuilt():
+            if self._takes_training:
+                kwargs = {"training": False, **kwargs}
+            try:
+                self.module(*_symbolic(args), **_symbolic(kwargs))
+            except Exception:  # whatever a layer raises that reads values; what is wrong comes again
+                self.module(*args, **kwargs)
+            self._is_called = True
+        self._index()
+        return [slot for slot in self.slots if id(slot.holder) not in before]
 
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
@@ -56,28 +77,122 @@ class KerasFunctional(Functional):
                 slot.holder.assign(values[slot.name])
         return self.module
 
-    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
-        """Call the layer in a scope in which its variables have other values."""
-        if self._takes_training:
+    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the layer in a scope in which its variables have other values.
+
+        Raises:
+            UnbuiltError: the layer has not made all of its variables, or draws from Keras's global generator and was
+                given no seed.
+            UnsupportedTensorError: the layer cannot compute in the weights' dtype.
+        """
+        if not self.built:
+            raise UnbuiltError.before_call(self.name)
+        functional = self._computing_in(_weights)
+        if functional._takes_training:
             kwargs.setdefault("training", _training)
-        given = {}
-        for slot in self.slots:
-            value = _weights.params.get(slot.name)
-            if value is None:
-                value = tf.stop_gradient(_weights.state[slot.name])
-                number = self._seeds.get(id(slot.holder))
-                if number is not None and _weights.seed is not None:
-                    value = _seed(_weights.seed, number)
-            given[slot.name] = value
-        with keras.StatelessScope([(slot.holder, given[slot.name]) for slot in self.slots]) as scope:
-            before = {slot.name: scope.get_current_value(slot.holder) for slot in self.slots}
+        if getattr(functional.module, "run_eagerly", False):
+            return functional._run(_weights, args, kwargs)
+        kind = tuple(layer.trainable for layer in functional._layers)
+        found: tuple[Any, ...] = functional._traced(kind, _weights, args, kwargs)
+        return found
+
+    def _index(self) -> None:
+        """Find the layers and variables."""
+        layer = self.module
+        self._layers = layer._flatten_layers()  # private: Keras lists variables, not to which list they belong (3.15)
+        weights = {id(v) for inner in self._layers for v in inner._trainable_variables}
+        self.slots = [Slot(name, v, id(v) not in weights, v.trainable) for name, v in _names(layer).items()]
+        self._seeds = {id(g.state): i for i, g in enumerate(_seed_generators(layer))}
+        self.random = bool(self._seeds) or self._draws_from_global
+        self._regularized = [slot for slot in self.slots if slot.holder.regularizer is not None]
+        self.built = not self._unbuilt()
+        self._is_settled = all(inner.built for inner in self._layers)
+
+    def _unbuilt(self) -> bool:
+        return not (self.module.built or getattr(self, "_is_called", False))
+
+    def _run(self, weights: Weights, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        generator = global_seed_generator()
+        values = {id(slot.holder): self._value(slot, weights) for slot in self.slots}
+        if weights.seed is not None:
+            values[id(generator.state)] = _seed(weights.seed, len(self._seeds))
+        with keras.StatelessScope(collect_losses=True) as scope:
+            scope.state_mapping.update(values)  # as they are: the constructor would cast them
             out = self.module(*args, **kwargs)
+            losses = [*scope.losses, *self._regularization(weights)]
+        if scope.losses:
+            for layer in self._layers:
+                layer._loss_ids.clear()  # private: identities of what is gone soon, which Keras collects (3.15)
+        self._settle(generator, scope, weights)
         changed = {}
         for slot in self.slots:
             value = scope.get_current_value(slot.holder)
-            if value is not before[slot.name]:
+            if value is not values[id(slot.holder)]:
                 changed[slot.name] = value
-        return out, changed
+        return out, changed, losses
+
+    def _value(self, slot: Slot, weights: Weights) -> Tensor:
+        value = weights.params.get(slot.name)
+        if value is not None:
+            return value
+        number = self._seeds.get(id(slot.holder))
+        if number is not None and weights.seed is not None:
+            return _seed(weights.seed, number)
+        return tf.stop_gradient(weights.state[slot.name])
+
+    def _regularization(self, weights: Weights) -> list[Tensor]:
+        return [
+            slot.holder.regularizer(weights.params[slot.name])
+            for slot in self._regularized
+            if slot.holder.trainable and slot.name in weights.params
+        ]
+
+    def _settle(self, generator: Any, scope: keras.StatelessScope, weights: Weights) -> None:
+        """Look for what a first call finds out."""
+        if weights.seed is None and scope.get_current_value(generator.state) is not None:
+            self._draws_from_global = True  # which stays where it is in the scope: each call would draw the same
+            raise UnbuiltError.before_call(self.name)
+        if not self._is_settled:
+            self._is_settled = True
+            known = {id(slot.holder) for slot in self.slots}
+            if any(id(v) not in known for v in [*self.module.variables, *self.module.metrics_variables]):
+                raise UnbuiltError.before_call(self.name)
+
+    def _computing_in(self, weights: Weights) -> KerasFunctional:
+        """Return this function, or one of a layer like this whose policy is the dtype that the weights have."""
+        given = {**weights.params, **weights.state}
+        other = {
+            given[slot.name].dtype.name for slot in self.slots if given[slot.name].dtype.name != slot.holder._dtype
+        }
+        if not other:
+            return self
+        dtype = min(other)
+        functional = self._others.get(dtype)
+        if functional is None:
+            functional = self._others.setdefault(dtype, self._in_dtype(dtype))
+        for mine, slot in zip(self.slots, functional.slots, strict=True):
+            found, own = given[slot.name].dtype.name, slot.holder._dtype
+            if found != own:
+                reason = (
+                    f"others of its weights and state are in {own}" if own != mine.holder._dtype else "it is no float"
+                )
+                raise UnsupportedTensorError.weight(self.name, slot.name, found, mine.holder._dtype, reason)
+        return functional
+
+    def _in_dtype(self, dtype: str) -> KerasFunctional:
+        """Return the function of a layer of the same configuration with another dtype policy."""
+        try:
+            config = keras.saving.serialize_keras_object(self.module)
+            layer = keras.saving.deserialize_keras_object(_with_policy(config, dtype), safe_mode=False)
+            functional = KerasFunctional(layer, self.backend)
+            same = [slot.name for slot in functional.slots] == [slot.name for slot in self.slots]
+            problem = None if same else "a layer made of its configuration has other variables"
+        except Exception as error:  # whatever a class raises that cannot be made of its configuration
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            own = self.slots[0].holder._dtype
+            raise UnsupportedTensorError.weight(self.name, self.slots[0].name, dtype, own, problem)
+        return functional
 
 
 class BridgedLayer(keras.layers.Layer):
@@ -124,6 +239,28 @@ def _variable(bridge: Bridge, slot: Slot) -> keras.Variable:
     return keras.Variable(
         value, trainable=slot.trainable, dtype=value.dtype.name, name=name, autocast=not slot.is_state
     )
+
+
+def _symbolic(tree: Any) -> Any:
+    """Return the tree with symbols for tensors."""
+    leaves, treedef = flatten(tree)
+    return unflatten(
+        treedef, [keras.KerasTensor(x.shape, x.dtype.name) if isinstance(x, tf.Tensor) else x for x in leaves]
+    )
+
+
+def _with_policy(config: Any, dtype: str) -> Any:
+    """Return a serialised layer with another dtype policy everywhere; inputs have a dtype without a policy."""
+    if isinstance(config, list):
+        return [_with_policy(x, dtype) for x in config]
+    if not isinstance(config, dict):
+        return config
+    if config.get("class_name") in ("DTypePolicy", "FloatDTypePolicy"):
+        return {**config, "config": {**config["config"], "name": dtype}}
+    return {k: dtype if k == "dtype" and x in _FLOATS else _with_policy(x, dtype) for k, x in config.items()}
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def _seed(seed: Tensor, number: int) -> Tensor:

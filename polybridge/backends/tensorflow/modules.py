@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private
+from polybridge.backends.tensorflow import _private, convert
+from polybridge.core import dlpack
 from polybridge.core.backend import Backend
+from polybridge.core.errors import MutationError, NotCallableError, UnbuiltError, UnsupportedTensorError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 
 Tensor = Any
+_PATIENCE = 300  # seconds that a call waits for another that it cannot be independent of
 
 
 class TensorFlowModules(ModuleLibrary):
@@ -23,9 +28,21 @@ class TensorFlowModules(ModuleLibrary):
     name = "tensorflow"
 
     def functional(self, value: Any) -> Functional | None:
-        """Return a module as a function."""
-        is_module = isinstance(value, tf.__internal__.tracking.AutoTrackable) and callable(value)
-        return TensorFlowFunctional(value, self.backend) if is_module else None
+        """Return a module as a function.
+
+        Raises:
+            NotCallableError: a SavedModel without a function that could be meant.
+        """
+        if not isinstance(value, tf.__internal__.tracking.AutoTrackable):
+            return None
+        if callable(value):
+            return TensorFlowFunctional(value, self.backend)
+        if not hasattr(value, "signatures"):
+            return None
+        endpoints = _endpoints(value)
+        if len(endpoints) != 1:
+            raise NotCallableError.saved_model(endpoints, value.signatures)
+        return TensorFlowFunctional(value, self.backend, *endpoints)
 
     def native(self, bridge: Bridge) -> BridgedModule:
         """Return a `tf.Module`."""
@@ -36,18 +53,28 @@ class TensorFlowFunctional(Functional):
     """A module that reads variables, as a function of their values.
 
     TensorFlow has no way to call a module with other values. So the variables are assigned these for the time of the
-    call, which moves no bytes, and tapes are told that they come from them.
+    call, which moves no bytes, and tapes are told that they come from them. A call that finds another one under way
+    uses a copy of the module.
+
+    Args:
+        module: what is called.
+        backend: of its tensors.
+        endpoint: the name of the function of a SavedModel that is called instead.
     """
 
-    def __init__(self, module: Any, backend: Backend) -> None:
-        """Name the variables."""
+    random = False  # it draws from TensorFlow's own generators, or from variables
+
+    def __init__(self, module: Any, backend: Backend, endpoint: str | None = None) -> None:
+        """Name the variables that there are."""
         self.backend, self.module, self.name = backend, module, type(module).__name__
-        self.slots = [
-            Slot(name, variable, not variable.trainable, variable.trainable)
-            for name, variable in _variables(module).items()
-        ]
-        self._takes_training = _takes(module, "training")
+        self._endpoint = endpoint
+        self._takes_training = _takes(module if endpoint is None else getattr(module, endpoint), "training")
         self._using = threading.RLock()
+        self._spares: list[TensorFlowFunctional] = []
+        self._current: list[Mapping[str, Tensor]] = []  # the values of this thread's calls, one inside of the other
+        self._settled: set[bool] = set()  # whether a call has shown, in training and not, that it makes no variables
+        self._index()
+        self.built = bool(self.slots)
 
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
@@ -60,25 +87,138 @@ class TensorFlowFunctional(Functional):
                 slot.holder.assign(values[slot.name])
         return self.module
 
-    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
-        """Call the module while its variables have other values."""
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Slot]:
+        """Call the module once, and set all variables to what they were, or were made with."""
         if self._takes_training:
-            kwargs.setdefault("training", _training)
-        values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
+            kwargs = {"training": False, **kwargs}
+        made: list[tuple[tf.Variable, Tensor]] = []
+
+        def recorded(next_creator: Any, **options: Any) -> tf.Variable:
+            variable = next_creator(**options)
+            if tf.executing_eagerly():
+                made.append((variable, variable.read_value()))
+            return variable
+
         with self._using:
-            for slot in self.slots:
-                _private.record([slot.holder.handle], [values[slot.name]], lambda ct: [ct])
             before = {slot.name: self.read(slot) for slot in self.slots}
-            try:
-                self._assign(values)
-                out = self.module(*args, **kwargs)
-                return out, {slot.name: self.read(slot) for slot in self.slots if slot.is_state}
-            finally:
-                self._assign(before)
+            known = {id(slot.holder) for slot in self.slots}
+            with tf.variable_creator_scope(recorded):
+                self._function()(*args, **kwargs)
+            self._assign(before)
+            for variable, value in made:
+                variable.assign(value)
+            self._index()
+            self._settled, self.built = {False, True}, True
+        return [slot for slot in self.slots if id(slot.holder) not in known]
+
+    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the module while its variables have other values.
+
+        Raises:
+            UnbuiltError: the module was about to make variables.
+            UnsupportedTensorError: a weight has another dtype than its variable.
+            MutationError: the module assigned to a trainable variable.
+        """
+        if not self.built:
+            raise UnbuiltError.before_call(self.name)
+        values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
+        for slot in self.slots:
+            if values[slot.name].dtype != slot.holder.dtype:
+                found, own = values[slot.name].dtype.name, slot.holder.dtype.name
+                reason = "a variable of TensorFlow has one dtype for good"
+                raise UnsupportedTensorError.weight(self.name, slot.name, found, own, reason)
+        with self._borrowed() as functional:
+            return functional._run(values, _training, args, kwargs)
+
+    def _run(
+        self, values: Mapping[str, Tensor], training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        if self._takes_training:
+            kwargs.setdefault("training", training)
+        is_first = training not in self._settled and tf.executing_eagerly()
+        before = {slot.name: self.read(slot) for slot in self.slots}
+        self._current.append(values)
+        try:
+            self._tell(values)
+            self._assign(values)
+            with tf.variable_creator_scope(self._refused) if is_first else contextlib.nullcontext():
+                out = self._function()(*args, **kwargs)
+            if is_first:
+                self._check(values)
+                self._settled.add(training)
+            return out, {slot.name: self.read(slot) for slot in self.slots if slot.is_state}
+        finally:
+            self._current.pop()
+            self._assign(before)
+            if self._current:  # this call was inside of another
+                self._tell(self._current[-1])
+
+    def _index(self) -> None:
+        self.slots = [
+            Slot(name, variable, not trainable, trainable)
+            for name, variable in _variables(self.module).items()
+            for trainable in [variable.trainable and (variable.dtype.is_floating or variable.dtype.is_complex)]
+        ]
+
+    def _function(self) -> Any:
+        return self.module if self._endpoint is None else getattr(self.module, self._endpoint)
+
+    def _tell(self, values: Mapping[str, Tensor]) -> None:
+        """Tell tapes that the variables come from these values."""
+        for slot in self.slots:
+            _private.record([slot.holder.handle], [values[slot.name]], lambda ct: [ct])
 
     def _assign(self, values: Mapping[str, Tensor]) -> None:
         for slot in self.slots:
-            tf.raw_ops.AssignVariableOp(resource=slot.holder.handle, value=values[slot.name])
+            if slot.name in values:
+                tf.raw_ops.AssignVariableOp(resource=slot.holder.handle, value=values[slot.name])
+
+    def _refused(self, next_creator: Any, **options: Any) -> tf.Variable:
+        raise UnbuiltError.before_call(self.name)
+
+    def _check(self, values: Mapping[str, Tensor]) -> None:
+        """Refuse a module that assigns to weights: what it has assigned would be lost."""
+        for slot in self.slots:
+            if not slot.is_state and _address(self.read(slot)) != _address(values[slot.name]):
+                raise MutationError.weight(self.name, slot.name)
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[TensorFlowFunctional]:
+        """Give this function, or while another thread computes with it one of a copy; wait only if there is no copy.
+
+        What cannot be copied is a SavedModel as a rule, a graph that never waits for anybody.
+        """
+        if self._using.acquire(blocking=False):
+            try:
+                yield self
+            finally:
+                self._using.release()
+            return
+        spare = self._spare()
+        if spare is not None:
+            try:
+                yield spare
+            finally:
+                self._spares.append(spare)
+            return
+        if not self._using.acquire(timeout=_PATIENCE):
+            raise RuntimeError(f"`{self.name}` has been computing on another thread for {_PATIENCE} s, and is no copy.")
+        try:
+            yield self
+        finally:
+            self._using.release()
+
+    def _spare(self) -> TensorFlowFunctional | None:
+        with contextlib.suppress(IndexError):
+            return self._spares.pop()
+        try:
+            spare = TensorFlowFunctional(copy.deepcopy(self.module), self.backend, self._endpoint)
+        except Exception:  # whatever a class raises that cannot be copied
+            return None
+        if [slot.name for slot in spare.slots] != [slot.name for slot in self.slots]:
+            return None
+        spare._settled = self._settled
+        return spare
 
 
 class BridgedModule(tf.Module):
@@ -144,9 +284,19 @@ def _variables(module: Any) -> dict[str, tf.Variable]:
     return found
 
 
+def _endpoints(saved: Any) -> list[str]:
+    """Return the names of a SavedModel's functions, without those that every file of Keras has."""
+    functions = [name for name, child in vars(saved).items() if hasattr(child, "concrete_functions")]
+    return [name for name in functions if not name.startswith("_") and name != "__call__"]
+
+
+def _address(tensor: Tensor) -> int:
+    return dlpack.address(convert.to_dlpack(tensor)) if tensor.shape.num_elements() else 0
+
+
 def _takes(module: Any, name: str) -> bool:
     """Whether a module's call has an argument of that name."""
-    call = module.__call__
+    call = module if hasattr(module, "python_function") else module.__call__
     try:
         return name in inspect.signature(getattr(call, "python_function", call)).parameters
     except ValueError:
