@@ -349,6 +349,14 @@ class MutationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def unlisted(cls, call: str) -> MutationError:
+        """Say that a module changes what it does not tell of."""
+        return cls(
+            f"`{call}` assigned to a variable that none of its layers lists or holds as an attribute, and what it has "
+            f"assigned would be lost. Make the variable by `add_weight`, or an attribute of its layer."
+        )
+
+    @classmethod
     def refused(cls, call: str, error: BaseException) -> MutationError:
         """Say that a write was stopped, and what happens next."""
         return cls(

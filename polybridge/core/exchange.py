@@ -126,6 +126,8 @@ class Loan:
         if not self._guarding or self._inside:
             # Without DLPack nobody watches, and memory that does not last could be kept.
             own = self._exchange.fleeting or (not self._exchange.by_dlpack and self._exchange.copy is not False)
+            if not own and self._exchange.by_dlpack and not source.writes:
+                return [None if x is None else _lent(x, dest, source) for x in tensors]
             return [None if x is None else move(x, dest, source, own) for x in tensors]
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
@@ -205,7 +207,46 @@ class Loan:
         return self._exchange.source if self._inside else self._exchange.dest
 
 
-def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
+class _Copy:
+    """A copy of a weight in the layout that the other side needs: one a change of the weight, not one a call."""
+
+    __slots__ = ("copy", "version", "weight")
+
+    def __init__(self, weight: Tensor, version: int, copy: Tensor) -> None:
+        self.version, self.copy = version, copy
+        key = id(weight)
+        self.weight = weakref.ref(weight, lambda _: _copies.pop(key, None))
+
+
+_COPIES = 4096  # weights, of which few need a copy: those that are transposed, or views of a flat buffer
+_copies: dict[int, _Copy] = {}  # by the id of a weight
+
+
+def _lent(tensor: Tensor, origin: Backend, target: Backend) -> Tensor:
+    """Return `move(tensor, origin, target, own=False)` for a target that does not write, from a kept copy if need be.
+
+    Writes may go past the version of a weight (torch's `.data`), so the copy is compared before it is used again.
+    """
+    if not origin.lasts(tensor):
+        return move(tensor, origin, target, own=False)
+    kept = _copies.get(id(tensor))
+    if kept is not None and kept.weight() is tensor:
+        if kept.version == origin.version(tensor) and _is_like(kept.copy, tensor, origin):
+            return move(kept.copy, origin, target, own=False)
+        _copies.pop(id(tensor), None)
+    version = origin.version(tensor)
+    made: list[Tensor] = []
+    moved = move(tensor, origin, target, own=False, made=made)
+    if made and len(_copies) < _COPIES:
+        _copies[id(tensor)] = _Copy(tensor, version, made[-1])
+    return moved
+
+
+def _is_like(copy: Tensor, tensor: Tensor, backend: Backend) -> bool:
+    return backend.spec(copy) == backend.spec(tensor) and backend.same(copy, tensor)
+
+
+def move(tensor: Tensor, origin: Backend, target: Backend, own: bool, made: list[Tensor] | None = None) -> Tensor:
     """Return a tensor of `origin` in the target's framework.
 
     Args:
@@ -213,12 +254,15 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
         origin: the tensor's backend.
         target: the backend of the result.
         own: whether the result must not share the tensor's memory.
+        made: gets the copy in the origin that the result shares its memory with, if there is one for its layout.
 
     Raises:
         UnsupportedTensorError: the tensor has no form that can cross.
     """
     dense = origin.dense(tensor)
     copied = dense is not tensor
+    if copied and made is not None:
+        made.append(dense)
     if _counters:
         _count(dense, origin, copied)
     if not (origin.dlpack and target.dlpack):
@@ -234,6 +278,8 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     capsule = origin.to_dlpack(dense)
     if target.alignment > 1 and dlpack.address(capsule) % target.alignment:
         dense = _copied(origin, dense)
+        if made is not None:
+            made.append(dense)
         capsule = origin.to_dlpack(dense)
         if dlpack.address(capsule) % target.alignment:  # this origin does not allocate aligned memory
             return target.from_numpy(origin.to_numpy(dense))

@@ -73,6 +73,7 @@ EXAMPLES = [
     errors.DetachedStateWarning.losses("Net", 2),
     errors.DetachedStateWarning.late("Net", ["w"]),
     errors.MutationError.weight("Net", "mean"),
+    errors.MutationError.unlisted("Net"),
     errors.NotCallableError.saved_model([], ["serving_default"]),
     errors.UnsupportedTensorError.weight("Net", "kernel", "float64", "float32", "it says so"),
     errors.UntracedWarning.in_tensorflow("Net", ValueError("no")),

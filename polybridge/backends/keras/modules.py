@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from keras.src.random.seed_generator import global_seed_generator  # private: no
 
 from polybridge.backends.tensorflow.tracing import Traced
 from polybridge.core.backend import Backend
-from polybridge.core.errors import UnbuiltError, UnsupportedTensorError
+from polybridge.core.errors import MutationError, UnbuiltError, UnsupportedTensorError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.trees import flatten, unflatten
 
@@ -115,7 +115,7 @@ class KerasFunctional(Functional):
         generator = global_seed_generator()
         values = {id(slot.holder): self._value(slot, weights) for slot in self.slots}
         if weights.seed is not None:
-            values[id(generator.state)] = _seed(weights.seed, len(self._seeds))
+            values[id(generator.state)] = _seed(weights.seed, len(self._seeds), generator.state)
         with keras.StatelessScope(collect_losses=True) as scope:
             scope.state_mapping.update(values)  # as they are: the constructor would cast them
             out = self.module(*args, **kwargs)
@@ -123,7 +123,7 @@ class KerasFunctional(Functional):
         if scope.losses:
             for layer in self._layers:
                 layer._loss_ids.clear()  # private: identities of what is gone soon, which Keras collects (3.15)
-        self._settle(generator, scope, weights)
+        self._settle(generator, scope, weights, values)
         changed = {}
         for slot in self.slots:
             value = scope.get_current_value(slot.holder)
@@ -137,7 +137,7 @@ class KerasFunctional(Functional):
             return value
         number = self._seeds.get(id(slot.holder))
         if number is not None and weights.seed is not None:
-            return _seed(weights.seed, number)
+            return _seed(weights.seed, number, slot.holder)
         return tf.stop_gradient(weights.state[slot.name])
 
     def _regularization(self, weights: Weights) -> list[Tensor]:
@@ -147,15 +147,20 @@ class KerasFunctional(Functional):
             if slot.holder.trainable and slot.name in weights.params
         ]
 
-    def _settle(self, generator: Any, scope: keras.StatelessScope, weights: Weights) -> None:
+    def _settle(
+        self, generator: Any, scope: keras.StatelessScope, weights: Weights, values: Mapping[int, Tensor]
+    ) -> None:
         """Look for what a first call finds out."""
         if weights.seed is None and scope.get_current_value(generator.state) is not None:
             self._draws_from_global = True  # which stays where it is in the scope: each call would draw the same
             raise UnbuiltError.before_call(self.name)
+        lost = scope.state_mapping.keys() - values.keys() - {id(generator.state)}
+        if lost and self._is_settled:
+            raise MutationError.unlisted(self.name)
         if not self._is_settled:
             self._is_settled = True
             known = {id(slot.holder) for slot in self.slots}
-            if any(id(v) not in known for v in [*self.module.variables, *self.module.metrics_variables]):
+            if any(id(v) not in known for v in _variables(self.module)):
                 raise UnbuiltError.before_call(self.name)
 
     def _computing_in(self, weights: Weights) -> KerasFunctional:
@@ -263,9 +268,9 @@ def _with_policy(config: Any, dtype: str) -> Any:
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def _seed(seed: Tensor, number: int) -> Tensor:
+def _seed(seed: Tensor, number: int, state: keras.Variable) -> Tensor:
     """Return the state of one of several generators that follow from one seed."""
-    return seed + tf.constant([number * 0x9E3779B9 % 2**32, 0], tf.uint32)
+    return tf.cast(seed + tf.constant([number * 0x9E3779B9 % 2**32, 0], tf.uint32), state._dtype)
 
 
 def _seed_generators(layer: keras.layers.Layer) -> list[Any]:
@@ -283,7 +288,7 @@ def _names(layer: keras.layers.Layer) -> dict[str, Any]:
     numbers: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     found: dict[str, Any] = {}
     own = layer.name + "/"
-    for variable in {id(v): v for v in [*layer.variables, *layer.metrics_variables]}.values():
+    for variable in _variables(layer):
         path: tuple[str, ...] = ()
         for part in variable.path.removeprefix(own).split("/"):
             siblings = numbers[path]
@@ -295,6 +300,24 @@ def _names(layer: keras.layers.Layer) -> dict[str, Any]:
         name = _unused(".".join(path), found)
         found[name] = variable
     return found
+
+
+def _variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Return the variables of a layer, each once: those that Keras lists, and those that layers keep to themselves.
+
+    The states of recurrent layers are of the second kind.
+    """
+    kept = [x for inner in layer._flatten_layers() for value in vars(inner).values() for x in _flat(value)]
+    found = [*layer.variables, *layer.metrics_variables, *(x for x in kept if isinstance(x, keras.Variable))]
+    return list({id(v): v for v in found}.values())
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for x in value:
+            yield from _flat(x)
+    else:
+        yield value
 
 
 def _unused(name: str, used: Any) -> str:

@@ -53,8 +53,8 @@ class TensorFlowFunctional(Functional):
     """A module that reads variables, as a function of their values.
 
     TensorFlow has no way to call a module with other values. So the variables are assigned these for the time of the
-    call, which moves no bytes, and tapes are told that they come from them. A call that finds another one under way
-    uses a copy of the module.
+    call, which moves no bytes, and tapes are told that they come from them. A call that finds variables in use by
+    another thread uses a copy of the module.
 
     Args:
         module: what is called.
@@ -69,12 +69,15 @@ class TensorFlowFunctional(Functional):
         self.backend, self.module, self.name = backend, module, type(module).__name__
         self._endpoint = endpoint
         self._takes_training = _takes(module if endpoint is None else getattr(module, endpoint), "training")
-        self._using = threading.RLock()
-        self._spares: list[TensorFlowFunctional] = []
-        self._current: list[Mapping[str, Tensor]] = []  # the values of this thread's calls, one inside of the other
+        self._spares: list[TensorFlowFunctional] = []  # those that nobody uses
+        self._copies: list[TensorFlowFunctional] = []
         self._settled: set[bool] = set()  # whether a call has shown, in training and not, that it makes no variables
         self._index()
         self.built = bool(self.slots)
+
+    def held(self) -> Iterator[Any]:
+        """Yield the variables, of copies too."""
+        return (slot.holder for functional in (self, *self._copies) for slot in functional.slots)
 
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
@@ -99,7 +102,7 @@ class TensorFlowFunctional(Functional):
                 made.append((variable, variable.read_value()))
             return variable
 
-        with self._using:
+        with _lent(self.slots, _PATIENCE):
             before = {slot.name: self.read(slot) for slot in self.slots}
             known = {id(slot.holder) for slot in self.slots}
             with tf.variable_creator_scope(recorded):
@@ -137,7 +140,7 @@ class TensorFlowFunctional(Functional):
             kwargs.setdefault("training", training)
         is_first = training not in self._settled and tf.executing_eagerly()
         before = {slot.name: self.read(slot) for slot in self.slots}
-        self._current.append(values)
+        outer = {slot.name: _in_use[id(slot.holder)].value for slot in self.slots}
         try:
             self._tell(values)
             self._assign(values)
@@ -148,16 +151,15 @@ class TensorFlowFunctional(Functional):
                 self._settled.add(training)
             return out, {slot.name: self.read(slot) for slot in self.slots if slot.is_state}
         finally:
-            self._current.pop()
             self._assign(before)
-            if self._current:  # this call was inside of another
-                self._tell(self._current[-1])
+            self._tell({name: value for name, value in outer.items() if value is not None})
 
     def _index(self) -> None:
+        found = _variables(self.module) if self._endpoint is None else _captured(self._function())
         self.slots = [
-            Slot(name, variable, not trainable, trainable)
-            for name, variable in _variables(self.module).items()
-            for trainable in [variable.trainable and (variable.dtype.is_floating or variable.dtype.is_complex)]
+            Slot(name, variable, not trains, trains)
+            for name, (variable, trainable) in found.items()
+            for trains in [trainable and (variable.dtype.is_floating or variable.dtype.is_complex)]
         ]
 
     def _function(self) -> Any:
@@ -166,7 +168,9 @@ class TensorFlowFunctional(Functional):
     def _tell(self, values: Mapping[str, Tensor]) -> None:
         """Tell tapes that the variables come from these values."""
         for slot in self.slots:
-            _private.record([slot.holder.handle], [values[slot.name]], lambda ct: [ct])
+            if slot.name in values:
+                _in_use[id(slot.holder)].value = values[slot.name]
+                _private.record([slot.holder.handle], [values[slot.name]], lambda ct: [ct])
 
     def _assign(self, values: Mapping[str, Tensor]) -> None:
         for slot in self.slots:
@@ -179,34 +183,31 @@ class TensorFlowFunctional(Functional):
     def _check(self, values: Mapping[str, Tensor]) -> None:
         """Refuse a module that assigns to weights: what it has assigned would be lost."""
         for slot in self.slots:
-            if not slot.is_state and _address(self.read(slot)) != _address(values[slot.name]):
+            given, found = values[slot.name], self.read(slot)
+            if slot.is_state or _address(given) == _address(found):
+                continue
+            if given.numpy().tobytes() != found.numpy().tobytes():
                 raise MutationError.weight(self.name, slot.name)
 
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[TensorFlowFunctional]:
-        """Give this function, or while another thread computes with it one of a copy; wait only if there is no copy.
+        """Give this function, or while another thread computes with its variables one of a copy.
 
-        What cannot be copied is a SavedModel as a rule, a graph that never waits for anybody.
+        Only if there is no copy, wait: what cannot be copied is a SavedModel as a rule, a graph that waits for nobody.
         """
-        if self._using.acquire(blocking=False):
-            try:
+        with contextlib.ExitStack() as stack:
+            if _take(self.slots):
+                stack.callback(_return, self.slots)
                 yield self
-            finally:
-                self._using.release()
-            return
-        spare = self._spare()
-        if spare is not None:
-            try:
+                return
+            spare = self._spare()
+            if spare is not None:
+                stack.callback(self._spares.append, spare)
+                stack.enter_context(_lent(spare.slots, _PATIENCE))
                 yield spare
-            finally:
-                self._spares.append(spare)
-            return
-        if not self._using.acquire(timeout=_PATIENCE):
-            raise RuntimeError(f"`{self.name}` has been computing on another thread for {_PATIENCE} s, and is no copy.")
-        try:
+                return
+            stack.enter_context(_lent(self.slots, _PATIENCE))
             yield self
-        finally:
-            self._using.release()
 
     def _spare(self) -> TensorFlowFunctional | None:
         with contextlib.suppress(IndexError):
@@ -218,7 +219,63 @@ class TensorFlowFunctional(Functional):
         if [slot.name for slot in spare.slots] != [slot.name for slot in self.slots]:
             return None
         spare._settled = self._settled
+        self._copies.append(spare)
         return spare
+
+
+class _Use:
+    """A variable that has other values for the time of a call.
+
+    Attributes:
+        thread: that calls.
+        calls: how many, one inside of the other.
+        value: of the innermost.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self.thread, self.calls = thread, 0
+        self.value: Tensor | None = None
+
+
+_in_use: dict[int, _Use] = {}  # by the id of a variable
+_returned = threading.Condition()
+
+
+def _take(slots: Sequence[Slot]) -> bool:
+    """Take variables for this thread, if no other has one of them."""
+    me = threading.get_ident()
+    with _returned:
+        ids = {id(slot.holder) for slot in slots}
+        if any(_in_use[i].thread != me for i in ids if i in _in_use):
+            return False
+        for i in ids:
+            _in_use.setdefault(i, _Use(me)).calls += 1
+        return True
+
+
+def _return(slots: Sequence[Slot]) -> None:
+    with _returned:
+        for i in {id(slot.holder) for slot in slots}:
+            _in_use[i].calls -= 1
+            if not _in_use[i].calls:
+                del _in_use[i]
+        _returned.notify_all()
+
+
+@contextlib.contextmanager
+def _lent(slots: Sequence[Slot], patience: float) -> Iterator[None]:
+    """Take variables, and return them.
+
+    Raises:
+        RuntimeError: another thread has had one of them for that many seconds.
+    """
+    with _returned:
+        if not _returned.wait_for(lambda: _take(slots), patience):
+            raise RuntimeError(f"{slots[0].name!r} and others have been in use by another thread for {patience} s.")
+    try:
+        yield
+    finally:
+        _return(slots)
 
 
 class BridgedModule(tf.Module):
@@ -265,9 +322,9 @@ def _drawn() -> Tensor:
     return tf.bitcast(tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32), tf.uint32)
 
 
-def _variables(module: Any) -> dict[str, tf.Variable]:
-    """Return the variables that a module tracks, each once, by where they are."""
-    found: dict[str, tf.Variable] = {}
+def _variables(module: Any) -> dict[str, tuple[tf.Variable, bool]]:
+    """Return the variables that a module tracks, each once, by where they are, and whether they are trained."""
+    found: dict[str, tuple[tf.Variable, bool]] = {}
     seen: set[int] = set()
     pending = [("", module)]
     view = tf.train.TrackableView(module)
@@ -277,10 +334,27 @@ def _variables(module: Any) -> dict[str, tf.Variable]:
             continue
         seen.add(id(owner))
         if isinstance(owner, tf.Variable):
-            found[path] = owner
+            found[path] = owner, owner.trainable
+            continue
+        if type(owner).__module__.startswith("keras.") and isinstance(getattr(owner, "value", None), tf.Variable):
+            found[".".join([*path.split(".")[:-1], owner.name])] = owner.value, owner.trainable  # a variable of Keras
             continue
         for name, child in view.children(owner).items():
             pending.append((f"{path}.{name}".lstrip("."), child))
+    return found
+
+
+def _captured(function: Any) -> dict[str, tuple[tf.Variable, bool]]:
+    """Return the variables that a function of a SavedModel reads, by their names, as `_variables` does."""
+    variables = {id(v): v for concrete in function.concrete_functions for v in concrete.graph.variables}
+    found: dict[str, tuple[tf.Variable, bool]] = {}
+    for variable in variables.values():
+        name = stem = variable.name.partition(":")[0].replace(".", "_").replace("/", ".")
+        number = 0
+        while name in found:
+            number += 1
+            name = f"{stem}_{number}"
+        found[name] = variable, variable.trainable
     return found
 
 

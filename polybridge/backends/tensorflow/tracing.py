@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ class Traced:
         self._fn, self._call = fn, call
         self._graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
         self._is_traceable = True
+        self._making = threading.Lock()
 
     def __call__(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
         """Return `fn(*args, **kwargs)`.
@@ -53,17 +55,30 @@ class Traced:
             while len(self._graphs) > _GRAPHS:
                 self._graphs.popitem(last=False)
             return self._fn(*args, **kwargs)
-        graph = self._graphs[key]
         try:
-            if graph is None:
-                graph = self._graphs[key] = _Graph(self._fn, structure, tensors)
-            return graph(tensors)
+            graph = self._graph(key, structure, tensors)
+            return self._fn(*args, **kwargs) if graph is None else graph(tensors)
         except Exception as error:
             found = self._fn(*args, **kwargs)
             self._is_traceable = False
             self._graphs.clear()
             warn(UntracedWarning.in_tensorflow(self._call, error))
             return found
+
+    def _graph(self, key: Any, structure: Structure, tensors: Sequence[Tensor]) -> _Graph | None:
+        """Return the graph of a kind of calls, made if nobody makes one now: TensorFlow's are made on one thread."""
+        graph = self._graphs.get(key)
+        if graph is not None and graph.is_ready(tensors):
+            return graph
+        if not self._making.acquire(blocking=False):  # to wait could be to wait for ever
+            return None
+        try:
+            graph = self._graphs.get(key) or _Graph(self._fn, structure, tensors)
+            graph.make_ready(tensors)
+            self._graphs[key] = graph
+            return graph
+        finally:
+            self._making.release()
 
 
 class _Graph:
@@ -83,16 +98,27 @@ class _Graph:
         self._is_pure = _private.is_pure(self._concrete)
         self._pair: _private.GraphPair | None = None
 
+    def is_ready(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all is made that a call needs."""
+        return self._pair is not None or not self._is_recorded(tensors)
+
+    def make_ready(self, tensors: Sequence[Tensor]) -> None:
+        """Make what a call needs."""
+        if not self.is_ready(tensors):
+            self._pair = _private.GraphPair(self._concrete)
+
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        if self._is_pure and _private.is_followed(tensors):
+        if self._is_recorded(tensors):
             return self._structure.rebuild(self._recorded(tensors))
         with _private.as_written():
             return self._structure.rebuild(self._concrete(*tensors))
 
+    def _is_recorded(self, tensors: Sequence[Tensor]) -> bool:
+        return self._is_pure and _private.is_followed(tensors)
+
     def _recorded(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Evaluate with a derivative that is a graph too; one that is differentiated evaluates again."""
-        if self._pair is None:
-            self._pair = _private.GraphPair(self._concrete)
+        assert self._pair is not None
         results, pull = self._pair(tensors)
 
         def gradient(*cts: Tensor | None) -> Sequence[Tensor | None]:
