@@ -61,7 +61,7 @@ class Ran(NamedTuple):
 
     Attributes:
         result: what the module returned.
-        changed: the state that the call has changed, by name.
+        changed: the state that the call has changed, by name; weights too, where a module assigns to them.
         losses: what the module adds to the loss besides: regularisers and the like.
     """
 

@@ -59,7 +59,7 @@ def test_state_is_buffers_that_a_call_changes_once():
     module.eval()
     assert module(torch.ones(3, 2)).tolist() == [[0.5, 0.5]] * 3
     assert int(module.state_dict()["calls"]) == 2
-    params, state = module.sync_to_source()
+    _, state = module.sync_to_source()
     assert state["mean"].tolist() == [0.5, 0.5] and int(state["calls"]) == 2
 
 

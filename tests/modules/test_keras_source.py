@@ -49,6 +49,13 @@ def test_late_weights_are_refused_before_the_first_call_and_there_after_it(rng):
     assert all(p.grad is not None for p in net[0].parameters())
 
 
+def test_a_copy_from_before_the_first_call_makes_weights_of_its_own(rng):
+    module = polybridge.wrap(keras_models.Late(), dst="torch")
+    twin, x = copy.deepcopy(module), torch.from_numpy(batch(rng))
+    assert torch.equal(module(x), twin(x))
+    assert twin.dense.kernel is not module.dense.kernel and len(list(twin.parameters())) == 6
+
+
 def test_building_leaves_the_state_as_it_is_made(rng):
     module, x = polybridge.wrap(keras_models.Late(), dst="torch"), torch.from_numpy(batch(rng))
     module(x)
@@ -172,6 +179,28 @@ def test_a_stateful_recurrent_layer_carries_its_state(rng):
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     assert not torch.equal(found[0], found[1])
+
+
+def test_spectral_normalisation_trains_as_in_keras(rng):
+    def make():
+        inner = keras.layers.Dense(3, name="inner")
+        return keras.Sequential([keras.layers.Input((4,)), keras.layers.SpectralNormalization(inner)])
+
+    bridged, native = make(), make()
+    native.set_weights(bridged.get_weights())
+    module = polybridge.wrap(bridged, dst="torch")
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for _ in range(5):
+        x = batch(rng)
+        optimizer.zero_grad()
+        module(torch.from_numpy(x)).square().mean().backward()
+        optimizer.step()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(native(x, training=True) ** 2)
+        for v, g in zip(native.trainable_variables, tape.gradient(loss, native.trainable_variables), strict=True):
+            v.assign_sub(0.1 * g)
+    for mine, theirs in zip(module.sync_to_source().get_weights(), native.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_metric_inside_of_a_layer_counts_here(rng):

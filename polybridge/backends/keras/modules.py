@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,8 +116,8 @@ class KerasFunctional(Functional):
         values = {id(slot.holder): self._value(slot, weights) for slot in self.slots}
         if weights.seed is not None:
             values[id(generator.state)] = _seed(weights.seed, len(self._seeds), generator.state)
-        with keras.StatelessScope(collect_losses=True) as scope:
-            scope.state_mapping.update(values)  # as they are: the constructor would cast them
+        trained = {id(slot.holder) for slot in self.slots if not slot.is_state}
+        with _Scope(values, trained) as scope:
             out = self.module(*args, **kwargs)
             losses = [*scope.losses, *self._regularization(weights)]
         if scope.losses:
@@ -198,6 +198,34 @@ class KerasFunctional(Functional):
             own = self.slots[0].holder._dtype
             raise UnsupportedTensorError.weight(self.name, self.slots[0].name, dtype, own, problem)
         return functional
+
+
+class _Scope(keras.StatelessScope):
+    """A scope in which variables have other values, and derivatives are those that variables have outside of it.
+
+    What a call assigns to a weight, as spectral normalisation does, is a new value of the weight and no function of the
+    old one: the cotangents of both are the weight's.
+
+    Args:
+        values: by the id of a variable, as they are: Keras's own constructor would cast them.
+        trained: the ids of those that are weights.
+    """
+
+    def __init__(self, values: Mapping[int, Tensor], trained: Collection[int]) -> None:
+        super().__init__(collect_losses=True)
+        self.state_mapping.update(values)
+        self._values, self._trained = values, trained
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        variable, value = update
+        is_weight = id(variable) in self._trained
+        value = _assigned(self._values[id(variable)], value) if is_weight else tf.stop_gradient(value)
+        super().add_update((variable, value))
+
+
+@tf.custom_gradient
+def _assigned(weight: Tensor, value: Tensor) -> Any:
+    return tf.identity(value), lambda ct: (ct, None)
 
 
 class BridgedLayer(keras.layers.Layer):

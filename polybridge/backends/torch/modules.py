@@ -135,6 +135,7 @@ class BridgedModule(torch.nn.Module):
         self._params: dict[str, str] = {}  # the source's names to where they are here
         self._state: dict[str, str] = {}
         self._parts: list[Part] = []
+        self._is_copy = False
         self._hold(bridge.slots, library)
         self._made = bridge.built
         if not self._made:
@@ -155,7 +156,10 @@ class BridgedModule(torch.nn.Module):
             self.losses = list(ran.losses)
         with torch.no_grad():
             for name, value in ran.changed.items():
-                operator.attrgetter(self._state[name])(self).copy_(value)
+                if name in self._state:
+                    operator.attrgetter(self._state[name])(self).copy_(value)
+                else:  # the backward needs the memory that the call has read
+                    operator.attrgetter(self._params[name])(self).data = value.detach()
         return ran.result
 
     def sync_to_source(self) -> Any:
@@ -182,6 +186,11 @@ class BridgedModule(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the last call's losses out of copies and files: they have a history."""
         return {**self.__dict__, "losses": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be another module than that which was copied: what it makes late is its own."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._is_copy = True
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         seed = _drawn() if self._bridge.random else None
@@ -210,7 +219,8 @@ class BridgedModule(torch.nn.Module):
     def _hold(self, slots: Iterable[Slot], library: ModuleLibrary) -> None:
         """Make a parameter or buffer of each slot."""
         for slot in slots:
-            tensor = library.shared.get(slot, partial(_holder, self._bridge, slot))
+            make = partial(_holder, self._bridge, slot)
+            tensor: Any = make() if self._is_copy else library.shared.get(slot, make)
             *path, last = slot.name.split(".")
             owner: torch.nn.Module = self
             where = []
