@@ -133,7 +133,7 @@ class UnsupportedTensorError(ArgumentError, TypeError):
     def weight(cls, call: str, name: str, found: str, own: str, reason: str) -> UnsupportedTensorError:
         """Say that a weight has another dtype than the source can compute in."""
         return cls(
-            f"`{call}` was called with {name!r} in {found}, but its source holds it in {own} and cannot compute in "
+            f"`{call}` was given {name!r} in {found}, but its source holds it in {own} and cannot compute in "
             f"another dtype: {reason}. Leave the module in {own}, or build the source in {found}."
         )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from polybridge.core.backend import Backend
-from polybridge.core.errors import DetachedStateWarning, FactoryError, warn
+from polybridge.core.errors import DetachedStateWarning, FactoryError, MutationError, warn
 from polybridge.core.exchange import move
 from polybridge.core.factories import reference
 from polybridge.core.trees import flatten, unflatten
@@ -295,8 +295,15 @@ class Bridge:
     def __call__(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the module's result, and the state that the call has changed; warn of losses, which are dropped."""
+        """Return the module's result, and the state that the call has changed; warn of losses, which are dropped.
+
+        Raises:
+            MutationError: the module has assigned to a weight. `run` is for destinations that can store it.
+        """
         result, changed, losses = self.run(weights, training, args, kwargs)
+        assigned = changed.keys() & weights.params.keys()
+        if assigned:
+            raise MutationError.weight(self.name, min(assigned))
         if losses and not self._mentioned:
             self._mentioned = True
             warn(DetachedStateWarning.losses(self.name, len(losses)))

@@ -203,6 +203,20 @@ def test_spectral_normalisation_trains_as_in_keras(rng):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_a_destination_that_cannot_store_an_assigned_weight_says_so(rng):
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.SpectralNormalization(keras.layers.Dense(3))])
+    bridged = polybridge.wrap(model, dst="jax")
+    with pytest.raises(polybridge.MutationError, match="kernel"):
+        bridged.apply(bridged.params, bridged.state, np.ones((1, 4), "float32"), training=True)
+
+
+def test_losses_that_a_destination_has_no_place_for_are_announced():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, kernel_regularizer="l2")])
+    bridged = polybridge.wrap(model, dst="jax")
+    with pytest.warns(polybridge.DetachedStateWarning, match="adds 1 terms to the loss"):
+        bridged.apply(bridged.params, bridged.state, np.ones((1, 4), "float32"))
+
+
 def test_a_metric_inside_of_a_layer_counts_here(rng):
     class Watched(keras.layers.Layer):
         def __init__(self):

@@ -282,6 +282,14 @@ def test_another_dtype_is_another_policy_of_keras(dtype, rng):
     assert module.batch_normalization.moving_mean.dtype is dtype
 
 
+def test_weights_of_another_dtype_are_not_rounded_into_the_source():
+    model = keras_models.mlp()
+    before = model.get_weights()
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"'dense.kernel' in float64.*float32"):
+        polybridge.wrap(model, dst="torch").double().sync_to_source()
+    assert all(map(np.array_equal, model.get_weights(), before))
+
+
 def test_weights_of_two_dtypes_are_refused(rng):
     module = polybridge.wrap(keras_models.mlp(), dst="torch")
     module.dense.double()

@@ -71,7 +71,16 @@ class KerasFunctional(Functional):
         return tf.convert_to_tensor(slot.holder.value)
 
     def write(self, values: Mapping[str, Tensor]) -> Any:
-        """Assign to the variables."""
+        """Assign to the variables.
+
+        Raises:
+            UnsupportedTensorError: a value has another dtype than its variable, which could not hold it bit for bit.
+        """
+        for slot in self.slots:
+            value = values.get(slot.name)
+            if value is not None and value.dtype.name != slot.holder._dtype:
+                reason = "a variable of Keras keeps its dtype"
+                raise UnsupportedTensorError.weight(self.name, slot.name, value.dtype.name, slot.holder._dtype, reason)
         for slot in self.slots:
             if slot.name in values:
                 slot.holder.assign(values[slot.name])

@@ -206,7 +206,8 @@ class BridgedModule(torch.nn.Module):
         """Make what the source makes at its first call."""
         library = registry.library(TorchModules.name)
         assert library is not None
-        self._bridge.build(args, kwargs)
+        if self._made or not self._bridge.built:  # another copy may have called it first
+            self._bridge.build(args, kwargs)
         new = [slot for slot in self._bridge.slots if slot.name not in self._params and slot.name not in self._state]
         late = [slot.name for slot in new if not slot.is_state]
         if self._made and late:
