@@ -154,7 +154,9 @@ class KerasFunctional(Functional):
         number = self._seeds.get(id(slot.holder))
         if number is not None and weights.seed is not None:
             return _seed(weights.seed, number, slot.holder)
-        return tf.stop_gradient(weights.state[slot.name])
+        value = tf.stop_gradient(weights.state[slot.name])
+        # A destination may have integers of its own width.
+        return value if value.dtype.is_floating else tf.cast(value, slot.holder._dtype)
 
     def _regularization(self, weights: Weights) -> list[Tensor]:
         return [
@@ -181,10 +183,9 @@ class KerasFunctional(Functional):
 
     def _computing_in(self, weights: Weights) -> KerasFunctional:
         """Return this function, or one of a layer like this whose policy is the dtype that the weights have."""
-        given = {**weights.params, **weights.state}
-        other = {
-            given[slot.name].dtype.name for slot in self.slots if given[slot.name].dtype.name != slot.holder._dtype
-        }
+        given = {name: x for name, x in {**weights.params, **weights.state}.items() if x.dtype.is_floating}
+        slots = [slot for slot in self.slots if slot.name in given]
+        other = {given[slot.name].dtype.name for slot in slots if given[slot.name].dtype.name != slot.holder._dtype}
         if not other:
             return self
         dtype = min(other)
@@ -192,6 +193,8 @@ class KerasFunctional(Functional):
         if functional is None:
             functional = self._others.setdefault(dtype, self._in_dtype(dtype))
         for mine, slot in zip(self.slots, functional.slots, strict=True):
+            if slot.name not in given:
+                continue
             found, own = given[slot.name].dtype.name, slot.holder._dtype
             if found != own:
                 reason = (
