@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator  # private: no public name leads to it (3.15)
 from keras.src.saving.serialization_lib import in_safe_mode  # private: no public name tells (3.15)
@@ -18,7 +19,7 @@ from polybridge.backends.tensorflow.tracing import Traced
 from polybridge.core.backend import Backend
 from polybridge.core.errors import FactoryError, MutationError, UnbuiltError, UnsupportedTensorError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
-from polybridge.core.specs import TensorSpec
+from polybridge.core.specs import TensorSpec, dtype
 from polybridge.core.trees import flatten, unflatten
 from polybridge.core.wrapping import cooked
 
@@ -81,16 +82,16 @@ class KerasFunctional(Functional):
         """Assign to the variables.
 
         Raises:
-            UnsupportedTensorError: a value has another dtype than its variable, which could not hold it bit for bit.
+            UnsupportedTensorError: a value has a dtype that its variable cannot hold exactly.
         """
         for slot in self.slots:
             value = values.get(slot.name)
-            if value is not None and value.dtype.name != slot.holder._dtype:
+            if value is not None and not np.can_cast(value.dtype.as_numpy_dtype, dtype(slot.holder._dtype)):
                 reason = "a variable of Keras keeps its dtype"
                 raise UnsupportedTensorError.weight(self.name, slot.name, value.dtype.name, slot.holder._dtype, reason)
         for slot in self.slots:
             if slot.name in values:
-                slot.holder.assign(values[slot.name])
+                slot.holder.assign(tf.cast(values[slot.name], slot.holder._dtype))
         return self.module
 
     def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
