@@ -480,6 +480,22 @@ class CompilationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def over_processes(cls, call: str) -> CompilationError:
+        """Say why a program over several processes cannot hold the call on whole arrays."""
+        return cls(
+            f"`{call}` was called on arrays that are spread over several processes: it takes whole arrays, which no "
+            f"process has. Call it in `jax.shard_map`, where each device calls it with its own part."
+        )
+
+    @classmethod
+    def over_some_axes(cls, call: str) -> CompilationError:
+        """Say why a `jax.shard_map` over some axes of a mesh cannot hold the call."""
+        return cls(
+            f"`{call}` was called in a `jax.shard_map` over some axes of the mesh: XLA would split the call along the "
+            f"others, and cannot split a call into Python. Map over all axes (without `axis_names=`)."
+        )
+
+    @classmethod
     def elsewhere(cls, call: str) -> CompilationError:
         """Say that a graph has left the process that has its function."""
         return cls(
@@ -517,6 +533,15 @@ class ResidualError(PolybridgeError, RuntimeError):
             "in smaller loops, or sooner after the forward."
         )
 
+    @classmethod
+    def freed(cls) -> ResidualError:
+        """Say that an input's memory is no longer what the forward has saved."""
+        return cls(
+            "A gradient was asked for of a wrapped function one of whose inputs has been freed since the forward, as "
+            "FSDP frees weights (`reshard_after_forward`): the other framework has saved what was there. Pass a copy "
+            "(`weight.clone()`), or wrap a module, which copies such weights."
+        )
+
 
 class RandomnessError(PolybridgeError, RuntimeError):
     """A module draws random numbers, and the call gave it nothing from which they follow."""
@@ -527,6 +552,14 @@ class RandomnessError(PolybridgeError, RuntimeError):
         return cls(
             f"`{call}` draws random numbers, and was given no key from which they follow. Pass one: `rng=key` to the "
             f"function that `polybridge.wrap` returned, `rngs=` to a module of Flax, `key=` to one of Equinox."
+        )
+
+    @classmethod
+    def recomputed(cls, call: str, function: str) -> RandomnessError:
+        """Say that the backward would see other numbers than the forward."""
+        return cls(
+            f"`{call}` draws random numbers, and was called in a function of `{function}`, which is run again in the "
+            f"backward and would draw others. Call it outside of that function."
         )
 
 

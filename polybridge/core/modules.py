@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -460,6 +462,22 @@ class Bridge:
                 return found
             draws = True
         return self.run(weights._replace(seed=None if draws is False else draw()), training, args, kwargs)
+
+    def refuse_recomputation(self, training: bool, function: str) -> None:
+        """Refuse random numbers in a function that is run again in the backward, where the seed would be another.
+
+        Args:
+            training: as in a call, which has been made.
+            function: with what the qualified names of the frames begin that run it; nothing else tells.
+
+        Raises:
+            RandomnessError: the module draws some in this mode.
+        """
+        frame: FrameType | None = sys._getframe() if self.functional.draws(training) else None
+        while frame is not None:
+            if frame.f_code.co_qualname.startswith(function):
+                raise RandomnessError.recomputed(self.name, function.partition(".")[0])
+            frame = frame.f_back
 
     @cached_property
     def _any_seed(self) -> Tensor:

@@ -1,6 +1,7 @@
 """Asks of each private name of a framework that polybridge uses that it still does what it is used for."""
 
 import gc
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -366,3 +367,34 @@ def test_keras_s_generator_collects_and_lists_as_polybridge_reads():
     with keras.StatelessScope() as scope:
         scope.state_mapping[id(layer.kernel)] = tf.ones((3, 2), tf.float64)
         assert layer.kernel.value.dtype == tf.float64
+
+
+def test_tf_runs_a_function_of_recompute_grad_in_frames_of_that_name():
+    seen = []
+
+    def looks(x):
+        frame, names = sys._getframe(), []
+        while frame is not None:
+            names.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        seen.append(any(name.startswith("recompute_grad.<locals>") for name in names))
+        return x * x
+
+    x = tf.ones(1)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.recompute_grad(looks)(x)
+    tape.gradient(y, x)
+    assert seen == [True, True]
+
+
+def test_jax_has_a_set_of_primitives_whose_lowering_knows_its_devices():
+    assert primitives.evaluate_p in primitives.prim_requires_devices_during_lowering
+
+
+def test_what_is_no_plain_tensor_of_torch_says_so():
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    assert all(hasattr(kind, "__tensor_flatten__") for kind in (AsyncCollectiveTensor, DTensor))
+    assert hasattr(DTensor, "full_tensor") and hasattr(AsyncCollectiveTensor, "wait")

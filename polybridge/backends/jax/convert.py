@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jax._src.lib import _jax  # private, see `from_dlpack`
 from jax._src.xla_bridge import backends_are_initialized as started  # private: JAX has no public one (0.10)
 from jax.extend.core import find_top_trace
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from polybridge.core.errors import PrecisionWarning, UnsupportedTensorError, warn
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec, dtype
@@ -87,7 +87,7 @@ def dense(tensor: jax.Array) -> jax.Array:
     if tensor.is_deleted():
         raise UnsupportedTensorError("an array that has been deleted or donated")
     if tensor.sharding.num_devices > 1:
-        if not tensor.is_fully_addressable:
+        if not (tensor.is_fully_addressable or tensor.is_fully_replicated):
             raise UnsupportedTensorError("an array that is spread over the devices of several processes")
         return jnp.asarray(np.asarray(tensor))  # gathered
     if tensor.ndim > 1 and not _is_row_major(tensor):
@@ -162,6 +162,28 @@ def _disown(tensor: jax.Array) -> None:
         del tensor._polybridge_owns
 
 
+def place(inputs: Sequence[jax.Array]) -> Any:
+    """Return the sharding that results of these inputs have: beside them, whole on each device.
+
+    None stands for the CPU device on which everything that crosses arrives.
+    """
+    if not _has_others():
+        return None
+    shardings = [x.sharding for x in inputs if isinstance(x, jax.Array)]
+    if not shardings:
+        return None
+    widest = max(shardings, key=lambda sharding: sharding.num_devices)
+    if widest.num_devices == 1:
+        return None if widest.device_set == {_cpu()} else widest
+    mesh = widest.mesh if isinstance(widest, NamedSharding) else Mesh(np.array(list(widest.device_set)), "devices")
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def placed(arrays: Sequence[jax.Array], where: Any) -> list[jax.Array]:
+    """Return arrays in a `place`."""
+    return list(arrays) if where is None else jax.device_put(list(arrays), where)
+
+
 def is_tracing() -> bool:
     """Whether JAX is tracing on this thread."""
     return type(find_top_trace(())).__name__ != "EvalTrace"
@@ -203,6 +225,11 @@ def narrowed(array: Any) -> Any:
 @functools.cache  # once a process, as it is switched for the process
 def _tell_of_precision() -> None:
     warn(PrecisionWarning.in_jax())
+
+
+@functools.cache
+def _has_others() -> bool:
+    return len(jax.devices()) > 1
 
 
 @functools.cache

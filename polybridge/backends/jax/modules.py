@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary
 
@@ -23,7 +24,7 @@ class JaxModules(ModuleLibrary):
 
     def native(self, bridge: Bridge) -> BridgedFunction:
         """Return a function, its parameters and its state."""
-        return BridgedFunction(_Apply(bridge), *bridge.split())
+        return BridgedFunction(_Apply(bridge), *bridge.split(lambda slot: _uncommitted(bridge.fetch(slot))))
 
 
 class BridgedFunction(NamedTuple):
@@ -95,3 +96,8 @@ class _Apply:
         seed = None if rng is None or not self.bridge.random else jax.random.bits(rng, (2,), "uint32")
         out, changed = self.bridge.keyed(self.bridge.weights(params, state, seed), bool(training), args, kwargs)
         return out, {**state, **changed}
+
+
+def _uncommitted(x: Array) -> Array:
+    """Return an array that JAX may take to any device, as it does with what it has made itself."""
+    return jax.numpy.asarray(np.array(x))

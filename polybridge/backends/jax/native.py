@@ -20,9 +20,10 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
             leaves = primitives.evaluate(operation, xs)
             plan = operation.plan([jax.typeof(x) for x in xs])  # known by now, from a trace or from the values
             return Outcome(leaves, plan.structure, plan.differentiable)
-        if relay.told:
-            return relay(xs)
-        return relay.vjp(xs, ())[0]  # one differentiated run, to see whether it holds weights
+        # one differentiated run, to see whether it holds weights
+        outcome = relay(xs) if relay.told else relay.vjp(xs, ())[0]
+        where = convert.place(xs)
+        return outcome if where is None else outcome.with_leaves(convert.placed(outcome.leaves, where))
 
     return native
 

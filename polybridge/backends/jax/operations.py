@@ -89,7 +89,9 @@ class Operation:
 
     def evaluate(self, xs: Sequence[Tensor], keep: bool, rows: tuple[int, ...]) -> list[Tensor]:
         """Return the results, and a token if the residual is to be kept. What came is the plan of what follows."""
-        randomness = self.relay.exchange.source.randomness() if rows else None
+        where = convert.place(xs)
+        copies = bool(rows) or where is not None  # JAX may copy a token as it takes examples apart, or elsewhere
+        randomness = self.relay.exchange.source.randomness() if copies else None
         if keep:
             outcome, back = self.relay.vjp(xs, differentiable(xs))
         else:  # the first run is differentiated, to see whether it holds weights
@@ -100,12 +102,12 @@ class Operation:
         found = Abstract(specs, outcome.differentiable, outcome.structure, None)
         self._remember(tuple(map(convert.spec, xs)), found)
         if back is None:
-            return leaves
-        if not rows:
+            return convert.placed(leaves, where)
+        if not copies:
             return [*leaves, convert.from_dlpack(tokens.keep(back, ()).view(TOKEN).__dlpack__())]
-        token = np.empty((*rows, tokens.SIZE), np.int64)  # which JAX may copy, as it takes examples apart
+        token = np.empty((*rows, tokens.SIZE), np.int64)
         tokens.write(token, residuals.stash(back, list(map(np.asarray, leaves)), randomness))
-        return [*leaves, jnp.asarray(token.view(TOKEN))]
+        return convert.placed([*leaves, jnp.asarray(token.view(TOKEN))], where)
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return the pull of order `len(cts)`; see `core.orders`."""
@@ -115,7 +117,10 @@ class Operation:
         converted = conversions(tuple(x.dtype for x in primals), dtypes, len(cts))
         found = _pull(self.relay, jnp.conj, wanted, token, xs, cts, converted)
         like = [*primals, *(ct for group in cts[:-1] for ct in group)]
-        return _arrays(found, like)
+        arrays = _arrays(found, like)
+        if convert.place([*xs, *cts[-1]]) is None:
+            return arrays
+        return convert.placed(arrays, [x.sharding for x in like])  # a cotangent is where its primal is
 
     def push(
         self, token: Tensor, xs: Sequence[Tensor], ones: Sequence[Tensor], tangents: Sequence[Tensor]
@@ -124,7 +129,7 @@ class Operation:
         wanted = differentiable(xs)
         back = _kept(self.relay, wanted, token, xs)
         found = [None] * len(ones) if back is None else orders.push(back, [xs[i] for i in wanted], ones, tangents)
-        return _arrays(found, ones)
+        return convert.placed(_arrays(found, ones), convert.place([*xs, *tangents]))
 
     # On the host, under compiled code.
 

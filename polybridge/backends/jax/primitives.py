@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.dispatch import prim_requires_devices_during_lowering  # private, see `_over_devices`
 from jax._src.interpreters.ad import primitive_linearizations  # private: JAX has no public one (0.10)
 from jax.core import ShapedArray
 from jax.experimental import io_callback
@@ -29,7 +30,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from polybridge.backends.jax import convert
 from polybridge.backends.jax.operations import TOKEN, Operation, differentiable
@@ -48,6 +49,7 @@ pull_p = Primitive("polybridge_pull")
 push_p = Primitive("polybridge_push")
 for _primitive in (evaluate_p, pull_p, push_p):
     _primitive.multiple_results = True
+    prim_requires_devices_during_lowering.add(_primitive)
 
 
 def evaluate(operation: Operation, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -394,13 +396,40 @@ def _lower(primitive: Primitive, on_host: Callable[..., Callable[..., None]], is
             return outs
 
         context = ctx.module_context.axis_context
+        if isinstance(context, mlir.SPMDAxisContext) and context.manual_axes != set(context.mesh.axis_names):
+            raise CompilationError.over_some_axes(operation.call)
         if isinstance(context, mlir.ShardingContext) and context.num_devices > 1:
-            call = partial(jax.pure_callback if is_pure else io_callback, over_arrays, types)
+            callback = partial(jax.pure_callback if is_pure else io_callback, over_arrays, types)
+            call = _over_devices(callback, operation, context)
         else:
             call = buffer_callback(over_buffers, types, has_side_effect=not is_pure)
         return mlir.lower_fun(call, multiple_results=True)(ctx, *args)
 
     mlir.register_lowering(primitive, rule)
+
+
+def _over_devices(callback: Callable[..., Any], operation: Operation, context: Any) -> Callable[..., Any]:
+    """Return a call for a program over several devices: whole arrays go in and come out, on each of the devices.
+
+    Without saying so, results would be where the call was, and JAX refuses to compute with them and others eagerly.
+    Private: a lowering does not know its devices unless its primitive is in a set of JAX's own (JAX 0.10).
+
+    Raises:
+        CompilationError: the devices belong to several processes; XLA would call that of the first process alone.
+    """
+    if len({device.process_index for device in context.device_assignment}) > 1:
+        raise CompilationError.over_processes(operation.call)
+    everywhere = NamedSharding(Mesh(np.array(context.device_assignment), "devices"), PartitionSpec())
+
+    def whole(arrays: Sequence[Any]) -> list[Any]:
+        return [x if _is_explicit(x) else jax.lax.with_sharding_constraint(x, everywhere) for x in arrays]
+
+    return lambda *args: whole(callback(*whole(args)))
+
+
+def _is_explicit(x: Any) -> bool:
+    """Whether the type of an array says where its parts are."""
+    return AxisType.Explicit in _aval(x).sharding.mesh.axis_types
 
 
 def _evaluation(xs: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]) -> Callable[..., None]:

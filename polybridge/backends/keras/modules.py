@@ -397,6 +397,7 @@ class BridgedLayer(keras.layers.Layer):
         )  # so that a frozen layer's state stays, as in Keras's normalisation
         draw = partial(self._drawn, training)
         out, changed, losses = self._bridge.seeded(draw, weights, training, args, kwargs, sparing=False)
+        self._bridge.refuse_recomputation(training, "recompute_grad.<locals>")  # private: TensorFlow's (2.21)
         for name, value in changed.items():
             (self.state[name] if name in self.state else self.params[name]).assign(value)
         for loss in losses:

@@ -318,6 +318,7 @@ class BridgedModule(tf.Module):
         weights = Weights(params, state, None)
         ran = self._bridge.seeded(_drawn, weights, training, args, kwargs, sparing)
         out, changed = self._bridge.without_losses(ran, weights)
+        self._bridge.refuse_recomputation(training, "recompute_grad.<locals>")  # private: TensorFlow's (2.21)
         for name, value in changed.items():
             self.state[name].assign(value)
         return out
@@ -333,7 +334,14 @@ class BridgedModule(tf.Module):
 
 
 def _variable(bridge: Bridge, slot: Slot) -> tf.Variable:
-    return tf.Variable(bridge.fetch(slot), trainable=slot.trainable, name=slot.name.replace(".", "/"))
+    """Return a variable; in a distribution strategy every device has its own state, and that of the first is saved.
+
+    So do Keras's layers and torch's DistributedDataParallel. A mean would be wrong for a counter or a unit vector, and
+    reading it would wait for all workers.
+    """
+    name, sync, aggregation = slot.name.replace(".", "/"), tf.VariableSynchronization, tf.VariableAggregation
+    options = {"synchronization": sync.ON_READ, "aggregation": aggregation.ONLY_FIRST_REPLICA} if slot.is_state else {}
+    return tf.Variable(bridge.fetch(slot), trainable=slot.trainable, name=name, **options)
 
 
 def _drawn() -> Tensor:

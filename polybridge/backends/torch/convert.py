@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.dlpack import to_dlpack as _to_dlpack
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
 
@@ -27,9 +29,13 @@ def dtype_name(tensor: torch.Tensor) -> str:
     """Return the NumPy name of the dtype.
 
     Raises:
-        UnsupportedTensorError: sparse, nested and meta tensors; quantised, float8 and other dtypes that no other
-            framework holds.
+        UnsupportedTensorError: sparse, nested and meta tensors, those without memory of their own such as DTensors;
+            quantised, float8 and other dtypes that no other framework holds.
     """
+    if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__") and not _is_awaited(tensor):
+        kind = type(tensor).__name__
+        hint = "pass .full_tensor(), or .to_local() for the part of this process" if kind == "DTensor" else "unwrap it"
+        raise UnsupportedTensorError(f"a {kind}, which has no memory of its own; {hint}")
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise UnsupportedTensorError(f"a tensor of layout {'nested' if tensor.is_nested else tensor.layout}")
     if tensor.is_meta and type(tensor) is not FakeTensor:
@@ -67,9 +73,60 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
             "a fake tensor, which has no values; the function has kept it from a run that traced it into a graph (with "
             "`output_specs=` given to `polybridge.wrap`, tracing does not run the function)"
         )
+    if type(tensor) not in _PLAIN and _is_awaited(tensor):
+        return dense(cast(Any, tensor.detach()).wait())
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+
+
+def _is_awaited(tensor: torch.Tensor) -> bool:
+    """Whether it is the result of a collective that may still be running."""
+    return type(tensor).__name__ == "AsyncCollectiveTensor"
+
+
+def lasting(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a parameter, or a copy if somebody else holds its memory and may free it before the backward comes.
+
+    FSDP does so, and gathers the values again for the backward: in torch's own graph they are then where they were, but
+    what another framework has saved would point into memory that was freed.
+    """
+    return parameter.clone() if torch.is_grad_enabled() and _is_distributed() and not owns(parameter) else parameter
+
+
+def places(tensors: Sequence[torch.Tensor | None]) -> list[tuple[int, int] | None]:
+    """Return for each tensor its storage and where that is; nothing outside of distributed runs, where nobody frees."""
+    if not _is_distributed():
+        return []
+    return [None if x is None else (x.untyped_storage()._cdata, x.untyped_storage().data_ptr()) for x in tensors]
+
+
+def are_freed(before: Sequence[tuple[int, int] | None], tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a storage has been freed, and perhaps filled again elsewhere, since `places` saw it."""
+    return bool(before) and any(
+        b is not None and n is not None and b[0] == n[0] and b[1] != n[1]
+        for b, n in zip(before, places(tensors), strict=True)
+    )
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a parameter, gathered from all processes if it is spread over them."""
+    gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
+
+
+def spread_like(value: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """Return values that are spread over processes as a parameter is."""
+    if not hasattr(parameter, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # imported by whoever made the parameter, and slow to import
+
+    spread: torch.Tensor = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    return spread
 
 
 def to_dlpack(tensor: torch.Tensor) -> Any:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
 
-from polybridge.backends.torch.convert import same, torch_dtype
+from polybridge.backends.torch.convert import lasting, same, spread_like, torch_dtype, whole
 from polybridge.backends.torch.source import fake_mode
 from polybridge.core.backend import Backend
 from polybridge.core.errors import DetachedStateWarning, UnbuiltError, UnsupportedModuleError, warn
@@ -373,9 +373,12 @@ class BridgedModule(torch.nn.Module):
         return ran.result
 
     def sync_to_source(self) -> Any:
-        """Store these parameters and buffers in the source's module, bit for bit, and return it."""
+        """Store these parameters and buffers in the source's module, bit for bit, and return it.
+
+        Where FSDP has spread them over several processes, each of these has to call, and gets all values.
+        """
         values = self._all(self._params) | self._all(self._state)
-        return self._bridge.send({name: x.detach() for name, x in values.items()})
+        return self._bridge.send({name: whole(x.detach()) for name, x in values.items()})
 
     def sync_from_source(self) -> None:
         """Take the values of the source's module."""
@@ -387,7 +390,8 @@ class BridgedModule(torch.nn.Module):
                 if parametrize.is_parametrized(owner, last):
                     setattr(owner, last, value)
                 else:
-                    getattr(owner, last).copy_(value)
+                    held = getattr(owner, last)
+                    held.copy_(spread_like(value, held))
 
     def extra_repr(self) -> str:
         """Say what it bridges."""
@@ -407,7 +411,8 @@ class BridgedModule(torch.nn.Module):
         state = self._all(self._state)
         if torch.is_grad_enabled():  # a backward may need it as it was
             state = {name: x.clone() for name, x in state.items()}
-        return self._bridge.run(Weights(self._all(self._params), state, seed), self.training, args, kwargs)
+        params = {name: lasting(x) for name, x in self._all(self._params).items()}
+        return self._bridge.run(Weights(params, state, seed), self.training, args, kwargs)
 
     def _all(self, where: dict[str, str]) -> dict[str, Tensor]:
         return {name: operator.attrgetter(path)(self) for name, path in where.items()}

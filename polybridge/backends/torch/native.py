@@ -16,7 +16,7 @@ from polybridge.backends.torch.source import fake_mode
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
-from polybridge.core.errors import NotDifferentiableError
+from polybridge.core.errors import NotDifferentiableError, ResidualError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -95,6 +95,7 @@ class _Crossing(torch.autograd.Function):
             ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
         leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
         run.outcome = outcome
+        ctx.places = convert.places(xs) if hooks is None else []
         ctx.wanted, ctx.differentiable, ctx.count = wanted, outcome.differentiable, len(xs)
         ctx.save_for_backward(*xs, token)
         ctx.set_materialize_grads(False)
@@ -107,6 +108,8 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         *xs, token = ctx.saved_tensors
+        if convert.are_freed(ctx.places, xs):
+            raise ResidualError.freed()
         inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
         pull = _pull_batch if any([x is not None and is_legacy_batchedtensor(x) for x in inputs]) else _pull
         back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))

@@ -1,0 +1,1 @@
+"""Trainers that were written for PyTorch, with a Keras model in PyTorch's place."""
