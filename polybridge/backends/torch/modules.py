@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import operator
 import threading
@@ -167,8 +166,13 @@ class TorchFunctional(Functional):
             finally:
                 self._using.release()
         else:
-            module = copy.deepcopy(self.module, {id(slot.holder): slot.holder for slot in self.slots})
-            yield module, list(module.modules()), _places(module)
+            twins: dict[int, torch.nn.Module] = {}
+            module = _twin(self.module, twins)
+            places = [
+                (name, [(twins[id(inner)], last, is_param) for inner, last, is_param in owners])
+                for name, owners in self._places
+            ]
+            yield module, [twins[id(inner)] for inner in self._modules], places
 
     @contextlib.contextmanager
     def _seeded(self, seed: Tensor | None, training: bool) -> Iterator[None]:
@@ -275,6 +279,24 @@ def _places(module: torch.nn.Module) -> Places:
                 if x is not None:
                     found.setdefault(names[id(x)], []).append((inner, last, is_param))
     return list(found.items())
+
+
+def _twin(module: torch.nn.Module, twins: dict[int, torch.nn.Module]) -> torch.nn.Module:
+    """Return a module with the same attributes and places of its own for tensors and submodules.
+
+    Not by `copy.deepcopy`, which would copy the tensors that another call has put there.
+
+    Args:
+        module: what another call computes with.
+        twins: those that are made already, by the id of the original.
+    """
+    twin = twins.get(id(module))
+    if twin is None:
+        twin = twins[id(module)] = object.__new__(type(module))
+        inner = {name: None if x is None else _twin(x, twins) for name, x in module._modules.items()}
+        own = {"_parameters": dict(module._parameters), "_buffers": dict(module._buffers), "_modules": inner}
+        twin.__dict__.update({**module.__dict__, **own})
+    return twin
 
 
 def _swapped(places: Places, given: Mapping[str, Any]) -> dict[str, Any]:
