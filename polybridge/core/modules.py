@@ -152,6 +152,21 @@ class Functional(ABC):
         """Return what the module is called with, besides weights, mode and random numbers; None if nobody knows."""
         return _signature(self.module)
 
+    def promising(self, specs: Any) -> tuple[Callable[..., Any], Any]:
+        """Return `run` with all of the state as what has changed, and the specs of all that it then returns.
+
+        Args:
+            specs: of the module's result.
+        """
+        state = {slot.name: self.backend.spec(self.read(slot)) for slot in self.slots if slot.is_state}
+
+        def run(*args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
+            result, changed, *_ = self.run(*args, _weights=_weights, _training=_training, **kwargs)
+            return result, {name: changed.get(name, _weights.state[name]) for name in state}
+
+        run.__self__ = self  # type: ignore[attr-defined]  # what holds the variables; see `closures`
+        return run, (specs, state)
+
     def held(self) -> Iterator[Any]:
         """Yield the source's variables."""
         return (slot.holder for slot in self.slots)

@@ -209,10 +209,13 @@ def _bridge(functional: Functional, library: ModuleLibrary, options: dict[str, A
     source, dest = functional.backend, library.backend
     if not functional.built and not library.builds:
         raise UnbuiltError.before_wrap(functional.name, library.name)
+    run, specs = functional.run, options["output_specs"]
     if source is dest:
-        return Bridge(functional, dest, functional.run, options)
+        return Bridge(functional, dest, run, options)
+    if specs is not None:
+        run, specs = functional.promising(specs)
     exchange = _exchange(dest, source, options["copy"], options["sparse"])
-    wrapped = _Wrapped(functional.run, exchange, options["output_specs"], name=functional.name)
+    wrapped = _Wrapped(run, exchange, specs, name=functional.name)
     return Bridge(functional, dest, dest.decorate(wrapped.function()), options)
 
 
