@@ -28,6 +28,7 @@ from polybridge.core.errors import (
     PromisedShapeError,
     RandomnessError,
     ResidualError,
+    UnbuiltError,
     UnknownBackendError,
     UnsupportedModuleError,
     UnsupportedTensorError,
@@ -38,7 +39,7 @@ from polybridge.core.errors import (
 )
 from polybridge.core.factories import register_factory
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
+from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
 from polybridge.core.registry import get_backend, list_backends
 from polybridge.core.relay import Outcome, Relay
 from polybridge.core.specs import TensorSpec
@@ -73,11 +74,13 @@ __all__ = [
     "PrecisionWarning",
     "PromisedShapeError",
     "Pullback",
+    "Ran",
     "RandomnessError",
     "Relay",
     "ResidualError",
     "Slot",
     "TensorSpec",
+    "UnbuiltError",
     "UnknownBackendError",
     "UnsupportedModuleError",
     "UnsupportedTensorError",

@@ -45,7 +45,7 @@ TABLE: dict[str, Row] = {
     "backends/__init__.py": Row(),
     **backend_rows("torch", "torch"),
     **backend_rows("tensorflow", "tensorflow", "keras"),
-    **backend_rows("keras", "keras", "tensorflow"),
+    **backend_rows("keras", "keras", "tensorflow", "polybridge.backends.tensorflow"),  # its tensors are TensorFlow's
     **backend_rows("jax", "jax"),
     **backend_rows("flax", "flax", "jax"),
     **backend_rows("equinox", "equinox", "jax"),

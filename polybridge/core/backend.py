@@ -236,8 +236,12 @@ class Backend(ABC):
         """Whether tensors of some dtypes become narrower here; their cotangents are then widened on the way back."""
         return False
 
+    def lasts(self, tensor: Tensor) -> bool:
+        """Whether it is a weight, which calls are given again and again; asked where `counts_writes`."""
+        return False
+
     def same(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two dense tensors of one spec have the same bytes; asked where `counts_writes`."""
+        """Whether two tensors of one spec have the same bytes; asked where `counts_writes`."""
         return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()
 
     # Batches of the caller, evaluated example by example. Nothing here is differentiated.

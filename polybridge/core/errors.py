@@ -13,6 +13,7 @@ PolybridgeError
 |   |-- FactoryError              (TypeError)     a module that no name says how to build again
 |   |-- UnsupportedModuleError    (TypeError)     a module that cannot compute with weights of another framework
 |   `-- WeightsError              (ValueError)    weights or state that are not those of the module
+|-- UnbuiltError                  (RuntimeError)  a module whose weights are not made yet
 |-- OutputError                   (TypeError)     the function's result cannot cross or be differentiated
 |-- NotDifferentiableError        (RuntimeError)  the source has no derivative to give
 |-- MutationError                 (RuntimeError)  somebody wrote to memory that is shared
@@ -93,6 +94,16 @@ class NotCallableError(ArgumentError, TypeError):
         """Say what came instead of a function."""
         return cls(f"`polybridge.wrap` expects a callable, got {fn!r} of type {type(fn).__name__}.")
 
+    @classmethod
+    def saved_model(cls, functions: Iterable[str], signatures: Iterable[str]) -> NotCallableError:
+        """Say what a SavedModel that is no function has."""
+        return cls(
+            f"`polybridge.wrap` was given a SavedModel without `__call__`. Its functions: "
+            f"{', '.join(functions) or 'none'}; its signatures: {', '.join(signatures) or 'none'}. Save the module "
+            f"with a `@tf.function` `__call__`, or wrap one of these, whose variables are then constants: "
+            f'`wrap(loaded.signatures[...], src="tf", dst=...)`.'
+        )
+
 
 class WrongFrameworkError(ArgumentError, TypeError):
     """A tensor of a framework that this call does not take."""
@@ -120,6 +131,14 @@ class UnsupportedTensorError(ArgumentError, TypeError):
     def at(self, call: str, path: str) -> UnsupportedTensorError:
         """Return the error with its place among the arguments or results, which who raised it did not know."""
         return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
+
+    @classmethod
+    def weight(cls, call: str, name: str, found: str, own: str, reason: str) -> UnsupportedTensorError:
+        """Say that a weight has another dtype than the source can compute in."""
+        return cls(
+            f"`{call}` was given {name!r} in {found}, but its source holds it in {own} and cannot compute in "
+            f"another dtype: {reason}. Leave the module in {own}, or build the source in {found}."
+        )
 
 
 class CotangentError(ArgumentError, ValueError):
@@ -174,6 +193,14 @@ class FactoryError(ArgumentError, TypeError):
         )
 
     @classmethod
+    def other(cls, reference: object, names: Iterable[str], made: Iterable[str]) -> FactoryError:
+        """Say that another module was built than the one that was saved."""
+        return cls(
+            f"What the factory {reference!r} builds is not what was saved: it has the weights and state "
+            f"{sorted(made)}, and {sorted(names)} were saved."
+        )
+
+    @classmethod
     def unknown(cls, reference: object, error: BaseException) -> FactoryError:
         """Say that a saved name leads nowhere in this process."""
         return cls(
@@ -217,16 +244,31 @@ class WeightsError(ArgumentError, ValueError):
         )
 
     @classmethod
-    def unbuilt(cls, call: str) -> WeightsError:
-        """Say that a module makes its weights at its first call, which has not been."""
-        return cls(f"`{call}` makes its weights at its first call. Call it once before `polybridge.wrap(dst=...)`.")
-
-    @classmethod
     def stateful(cls, call: str) -> WeightsError:
         """Say that a module that has state was called without it."""
         return cls(
             f"`{call}` has state, such as statistics or frozen weights, and was called without it. Call "
             f"`model(x, state)`, which returns `(out, state)`; `equinox.nn.State(model)` is its first state."
+        )
+
+
+class UnbuiltError(PolybridgeError, RuntimeError):
+    """Weights were asked for that a module makes at its first call."""
+
+    @classmethod
+    def before_call(cls, name: str) -> UnbuiltError:
+        """Say that the native module has to be called once."""
+        return cls(
+            f"`{name}` makes its weights at its first call, so it has none yet that an optimiser could take, or a file "
+            f"fill. Call it once, without gradients if you like, or build the source before you wrap it."
+        )
+
+    @classmethod
+    def before_wrap(cls, name: str, dst: str) -> UnbuiltError:
+        """Say that the source has to be called once."""
+        return cls(
+            f"`{name}` makes its weights at its first call, and a module of {dst} takes them when it is made. Call "
+            f"or build it once before you wrap it."
         )
 
 
@@ -351,6 +393,22 @@ class MutationError(PolybridgeError, RuntimeError):
             f"`{call}` wrote in place to {path}, whose memory it shares with the caller's tensor, although it "
             f"had not done so in earlier calls. That tensor may have changed. Wrap the function with `copy=True`, "
             f"or do not write to its inputs."
+        )
+
+    @classmethod
+    def weight(cls, call: str, name: str) -> MutationError:
+        """Say that a module changes what an optimiser is to change."""
+        return cls(
+            f"`{call}` assigned to its trainable variable {name!r} during a call. What a module changes by itself is "
+            f"state: make it `tf.Variable(..., trainable=False)`."
+        )
+
+    @classmethod
+    def unlisted(cls, call: str) -> MutationError:
+        """Say that a module changes what it does not tell of."""
+        return cls(
+            f"`{call}` assigned to a variable that none of its layers lists or holds as an attribute, and what it has "
+            f"assigned would be lost. Make the variable by `add_weight`, or an attribute of its layer."
         )
 
     @classmethod
@@ -534,6 +592,22 @@ class DetachedStateWarning(PolybridgeWarning):
             f"`weights` a list or dict of tensors, so that its gradient comes back with the others."
         )
 
+    @classmethod
+    def losses(cls, call: str, count: int) -> DetachedStateWarning:
+        """Say that regularisers and the like have no place in the destination."""
+        return cls(
+            f"`{call}` adds {count} terms to the loss (regularisers, `add_loss`), which this destination has no place "
+            f"for: its gradient lacks them. Compute them yourself from the weights and results."
+        )
+
+    @classmethod
+    def late(cls, call: str, names: Iterable[str]) -> DetachedStateWarning:
+        """Say that an optimiser made before the first call lacks weights."""
+        return cls(
+            f"`{call}` has made weights at its first call: {', '.join(names)}. They are parameters now, but an "
+            f"optimiser that was made before does not have them: make it after the first call."
+        )
+
 
 class LoopWarning(PolybridgeWarning):
     """A batch is evaluated example by example."""
@@ -570,6 +644,16 @@ class UntracedWarning(PolybridgeWarning):
             f"JAX cannot compile this function, which needs the values of its inputs at {line} ({error}). It runs "
             f"operation by operation from now on, and is traced at every call, which is slow. Use jax.numpy.where, "
             f"jax.lax.cond and the like in place of Python's `if`, and jax.numpy in place of NumPy."
+        )
+
+    @classmethod
+    def in_tensorflow(cls, call: str, error: BaseException) -> UntracedWarning:
+        """Say that a module is no graph, and what stopped it."""
+        reason = (str(error).strip().splitlines() or [""])[0]
+        return cls(
+            f"`{call}` runs operation by operation, which is slow: TensorFlow could not trace it into a graph "
+            f"({type(error).__name__}: {reason}). Use `tf.cond`, `keras.ops` and the like in place of Python's `if` "
+            f"and NumPy; in a Keras model, `run_eagerly = True` says that this is meant."
         )
 
 

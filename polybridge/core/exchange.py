@@ -111,7 +111,17 @@ class Loan:
     back untouched and unreferenced, the function is lent the caller's memory itself, and is watched.
     """
 
-    __slots__ = ("_exchange", "_guarding", "_inside", "_own", "_probes", "_residual", "_spoiled", "_watching")
+    __slots__ = (
+        "_exchange",
+        "_guarding",
+        "_inside",
+        "_keeping",
+        "_own",
+        "_probes",
+        "_residual",
+        "_spoiled",
+        "_watching",
+    )
 
     def __init__(self, exchange: Exchange, guarding: bool) -> None:
         """Start in mistrust where memory could be shared with somebody who writes."""
@@ -121,6 +131,7 @@ class Loan:
         self._inside = guarding and exchange.source.counts_writes
         # Without DLPack nobody watches, and memory that does not last could be kept.
         self._own = exchange.fleeting or (not exchange.by_dlpack and exchange.copy is not False)
+        self._keeping = not self._own and exchange.by_dlpack and not exchange.source.writes
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
         self._residual: weakref.ref[Any] | None = None
@@ -131,7 +142,8 @@ class Loan:
         if self._guarding:
             self._reconsider()
         if not self._guarding or self._inside:
-            return [None if x is None else move(x, dest, source, self._own) for x in tensors]
+            carry = _lent if self._keeping else move
+            return [None if x is None else carry(x, dest, source, self._own) for x in tensors]
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]
@@ -210,7 +222,46 @@ class Loan:
         return self._exchange.source if self._inside else self._exchange.dest
 
 
-def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
+class _Copy:
+    """A copy of a weight in the layout that the other side needs: one a change of the weight, not one a call."""
+
+    __slots__ = ("copy", "version", "weight")
+
+    def __init__(self, weight: Tensor, version: int, copy: Tensor) -> None:
+        self.version, self.copy = version, copy
+        key = id(weight)
+        self.weight = weakref.ref(weight, lambda _: _copies.pop(key, None))
+
+
+_COPIES = 4096  # weights, of which few need a copy: those that are transposed, or views of a flat buffer
+_copies: dict[int, _Copy] = {}  # by the id of a weight
+
+
+def _lent(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
+    """Return `move(tensor, origin, target, own=False)` for a target that does not write, from a kept copy if need be.
+
+    Writes may go past the version of a weight (torch's `.data`), so the copy is compared before it is used again.
+    """
+    if not origin.lasts(tensor):
+        return move(tensor, origin, target, own=False)
+    kept = _copies.get(id(tensor))
+    if kept is not None and kept.weight() is tensor:
+        if kept.version == origin.version(tensor) and _is_like(kept.copy, tensor, origin):
+            return move(kept.copy, origin, target, own=False)
+        _copies.pop(id(tensor), None)
+    version = origin.version(tensor)
+    made: list[Tensor] = []
+    moved = move(tensor, origin, target, own=False, made=made)
+    if made and len(_copies) < _COPIES:
+        _copies[id(tensor)] = _Copy(tensor, version, made[-1])
+    return moved
+
+
+def _is_like(copy: Tensor, tensor: Tensor, backend: Backend) -> bool:
+    return backend.spec(copy) == backend.spec(tensor) and backend.same(copy, tensor)
+
+
+def move(tensor: Tensor, origin: Backend, target: Backend, own: bool, made: list[Tensor] | None = None) -> Tensor:
     """Return a tensor of `origin` in the target's framework.
 
     Args:
@@ -218,12 +269,15 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
         origin: the tensor's backend.
         target: the backend of the result.
         own: whether the result must not share the tensor's memory.
+        made: gets the copy in the origin that the result shares its memory with, if there is one for its layout.
 
     Raises:
         UnsupportedTensorError: the tensor has no form that can cross.
     """
     dense = origin.dense(tensor)
     copied = dense is not tensor
+    if copied and made is not None:
+        made.append(dense)
     if _counters:
         _count(dense, origin, copied)
     if not (origin.dlpack and target.dlpack):
@@ -240,6 +294,8 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     capsule = origin.to_dlpack(dense)
     if target.alignment > 1 and dlpack.address(capsule) % target.alignment:
         dense = _copied(origin, dense)
+        if made is not None:
+            made.append(dense)
         capsule = origin.to_dlpack(dense)
         if dlpack.address(capsule) % target.alignment:  # this origin does not allocate aligned memory
             return target.from_numpy(origin.to_numpy(dense))

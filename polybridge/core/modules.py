@@ -9,6 +9,7 @@ the source computes with, and the source's own are not touched until `send`.
 from __future__ import annotations
 
 import inspect
+import pickle
 import sys
 import weakref
 from abc import ABC, abstractmethod
@@ -21,9 +22,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from polybridge.core.backend import Backend
-from polybridge.core.errors import FactoryError, RandomnessError, WeightsError
+from polybridge.core.errors import (
+    DetachedStateWarning,
+    FactoryError,
+    MutationError,
+    RandomnessError,
+    WeightsError,
+    warn,
+)
 from polybridge.core.exchange import move
-from polybridge.core.factories import Factory, reference
+from polybridge.core.factories import reference
 from polybridge.core.specs import TensorSpec, dtype
 from polybridge.core.trees import ARRAYS, flatten, unflatten
 
@@ -63,6 +71,20 @@ class Weights(NamedTuple):
     compute: str | None = None
 
 
+class Ran(NamedTuple):
+    """What one call of a module gives.
+
+    Attributes:
+        result: what the module returned.
+        changed: the state that the call has changed, by name; weights too, where a module assigns to them.
+        losses: what the module adds to the loss besides: regularisers and the like.
+    """
+
+    result: Any
+    changed: dict[str, Tensor]
+    losses: Sequence[Tensor] = ()
+
+
 class Functional(ABC):
     """A module of a source as a pure function.
 
@@ -70,9 +92,10 @@ class Functional(ABC):
         backend: of its tensors.
         module: what the user wrapped.
         name: how messages and native modules call it.
-        slots: its weights and state.
+        slots: its weights and state; until it is built, those that it has so far.
         random: whether a call may draw random numbers.
         autocasts: whether `run` takes `compute`, and chooses by itself what to compute in which dtype.
+        built: whether the slots are all there; if not, `build` makes them.
     """
 
     backend: Backend
@@ -81,6 +104,7 @@ class Functional(ABC):
     slots: Sequence[Slot]
     random: bool = True
     autocasts: bool = False
+    built: bool = True
 
     @abstractmethod
     def read(self, slot: Slot) -> Tensor:
@@ -91,8 +115,11 @@ class Functional(ABC):
         """Store values in the source, and return what the user wrapped, or what stands for it, with them."""
 
     @abstractmethod
-    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
+    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
         """Compute with the weights that are given, and leave the source's own alone.
+
+        A call that finds out what a first call has to, such as that weights are missing, raises `UnbuiltError`; after
+        `build` it has all that it needs.
 
         Args:
             args: of the module.
@@ -101,11 +128,14 @@ class Functional(ABC):
             kwargs: of the module.
 
         Returns:
-            What the module returns, and the state that this call has changed, by name.
+            The fields of a `Ran`, or the first two: a plain tuple, which every compiler knows.
 
         Raises:
             RandomnessError: the module draws random numbers, and there is no seed.
         """
+
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the slots that a call with such arguments, tensors of the source, asks for."""
 
     def draws(self, training: bool) -> bool | None:
         """Return whether calls in this mode draw random numbers, as far as is known; None if nobody has tried."""
@@ -118,21 +148,32 @@ class Functional(ABC):
         """
         return False
 
-    @property
-    def built(self) -> bool:
-        """Whether all slots are there; a lazy module makes them when it sees its first arguments."""
-        return True
-
-    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Make the slots that a call with such arguments, tensors of the source, asks for."""
-
     def signature(self) -> inspect.Signature | None:
         """Return what the module is called with, besides weights, mode and random numbers; None if nobody knows."""
         return _signature(self.module)
 
+    def promising(self, specs: Any) -> tuple[Callable[..., Any], Any]:
+        """Return `run` with all of the state as what has changed, and the specs of all that it then returns.
+
+        Args:
+            specs: of the module's result.
+        """
+        state = {slot.name: self.backend.spec(self.read(slot)) for slot in self.slots if slot.is_state}
+
+        def run(*args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
+            result, changed, *_ = self.run(*args, _weights=_weights, _training=_training, **kwargs)
+            return result, {name: changed.get(name, _weights.state[name]) for name in state}
+
+        run.__self__ = self  # type: ignore[attr-defined]  # what holds the variables; see `closures`
+        return run, (specs, state)
+
     def held(self) -> Iterator[Any]:
         """Yield the source's variables."""
         return (slot.holder for slot in self.slots)
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return what `wrap` takes first, as a tuple: the module, or a function with its params and state."""
+        return (self.module,)
 
 
 class Applied(Functional):
@@ -175,6 +216,11 @@ class Applied(Functional):
         ]
         taken = _parameters(fn)
         self.random, self._takes_training = "rng" in taken, "training" in taken
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return the function and its trees."""
+        state = self._with_state(self._state) if self._stateful else None
+        return self.module, self._with_params(self._params), state
 
     def read(self, slot: Slot) -> Tensor:
         """Return a tensor."""
@@ -234,12 +280,14 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
 class Bridge:
     """A module of a source as a destination uses it.
 
+    Copying it copies nothing, since the source's weights are not what anybody computes with. Pickling it pickles the
+    source, or the name of the factory that makes one.
+
     Args:
         functional: the module.
         dest: the destination's backend.
         function: `functional.run` as a native function of the destination.
-        factory: builds what was wrapped again.
-        options: the other arguments of `wrap`, with which that is bridged again.
+        options: what `wrap` was given beside the module.
     """
 
     def __init__(
@@ -247,16 +295,41 @@ class Bridge:
         functional: Functional,
         dest: Backend,
         function: Callable[..., Any],
-        factory: Factory | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep the parts."""
         self.functional, self.dest, self._function = functional, dest, function
-        self._factory, self._options = factory, dict(options or {})
+        self.options = dict(options or {})
+        self._mentioned = False
+
+    def __copy__(self) -> Bridge:
+        """Return itself."""
+        return self
 
     def __deepcopy__(self, _: Any) -> Bridge:
         """Return itself: a copied native module has weights of its own, and computes with the same source."""
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again elsewhere.
+
+        Raises:
+            FactoryError: the source cannot be pickled, and no factory was given.
+        """
+        from polybridge.core.wrapping import bridged_again  # which imports this module
+
+        names = [slot.name for slot in self.slots]
+        factory = self.options.get("factory")
+        found: dict[str, Any]
+        if factory is not None:
+            found = {"factory": reference(factory)}
+        else:
+            try:
+                found = {"pickled": pickle.dumps(self.functional.parts())}
+            except Exception as error:  # whatever the source's classes raise
+                reason = f"its source cannot be pickled ({type(error).__name__}: {error})"
+                raise FactoryError.missing(self.name, reason) from error
+        return bridged_again, (found, {**self.options, "factory": None}, names)
 
     def recipe(self, reason: str) -> dict[str, Any]:
         """Return what `wrapping.cooked` makes the native module of again, as JSON can hold it; weights are not part.
@@ -267,9 +340,11 @@ class Bridge:
         Raises:
             FactoryError: `wrap` was given no factory, or one that has no name.
         """
-        if self._factory is None:
+        factory = self.options.get("factory")
+        if factory is None:
             raise FactoryError.missing(self.name, reason)
-        return {"factory": reference(self._factory), **self._options}
+        given = {name: self.options.get(name) for name in ("src", "copy", "sparse")}
+        return {"factory": reference(factory), **{name: x for name, x in given.items() if x not in (None, "auto")}}
 
     @property
     def name(self) -> str:
@@ -298,11 +373,7 @@ class Bridge:
         Args:
             values: of each slot; where it is not given, the source's, as tensors of the destination.
 
-        Raises:
-            WeightsError: the module is lazy and has not made its weights yet.
         """
-        if not self.functional.built:
-            raise WeightsError.unbuilt(self.name)
         trained: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}
         for slot in self.slots:
@@ -341,9 +412,31 @@ class Bridge:
     def __call__(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the module's result, and the state that the call has changed."""
-        found: tuple[Any, dict[str, Tensor]] = self._function(*args, **kwargs, _weights=weights, _training=training)
-        return found
+        """Return the module's result, and the state that the call has changed; warn of losses, which are dropped.
+
+        Raises:
+            MutationError: the module has assigned to a weight. `run` is for destinations that can store it.
+        """
+        return self.without_losses(self.run(weights, training, args, kwargs), weights)
+
+    def without_losses(self, ran: Ran, weights: Weights) -> tuple[Any, dict[str, Tensor]]:
+        """Return the first two parts of what `run` gives; warn of losses.
+
+        Raises:
+            MutationError: the module has assigned to a weight.
+        """
+        result, changed, losses = ran
+        assigned = changed.keys() & weights.params.keys()
+        if assigned:
+            raise MutationError.weight(self.name, min(assigned))
+        if losses and not self._mentioned:
+            self._mentioned = True
+            warn(DetachedStateWarning.losses(self.name, len(losses)))
+        return result, changed
+
+    def run(self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ran:
+        """Return the module's result, the state that the call has changed, and what it adds to the loss."""
+        return Ran(*self._function(*args, **kwargs, _weights=weights, _training=training))
 
     def keyed(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -366,7 +459,7 @@ class Bridge:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         sparing: bool,
-    ) -> tuple[Any, dict[str, Tensor]]:
+    ) -> Ran:
         """Call with a seed, which is drawn only for a module that draws random numbers in this mode.
 
         Args:
@@ -379,11 +472,11 @@ class Bridge:
         """
         draws = self.functional.draws(training)
         if draws is None and sparing:
-            found = self(weights._replace(seed=self._any_seed), training, args, kwargs)
+            found = self.run(weights._replace(seed=self._any_seed), training, args, kwargs)
             if not self.functional.draws(training):
                 return found
             draws = True
-        return self(weights._replace(seed=None if draws is False else draw()), training, args, kwargs)
+        return self.run(weights._replace(seed=None if draws is False else draw()), training, args, kwargs)
 
     def refuse_recomputation(self, training: bool, function: str) -> None:
         """Refuse random numbers in a function that is run again in the backward, where the seed would be another.
@@ -411,14 +504,12 @@ class Bridge:
         return self.functional.built
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Give a lazy module the slots that it needs for arguments like these; leave one that has them as it is.
+        """Give a lazy module the slots that it needs for arguments like these.
 
         Args:
             args: of a call; a `TensorSpec` may stand for a tensor.
             kwargs: likewise.
         """
-        if self.built:
-            return
         source = self.functional.backend
 
         def zeros(leaf: Any) -> Any:
@@ -432,7 +523,7 @@ class Bridge:
 
         leaves, treedef = flatten((list(args), dict(kwargs)), lambda x: isinstance(x, TensorSpec))
         given, named = unflatten(treedef, list(map(zeros, leaves)))
-        self.functional.build(given, named)
+        source.run(lambda: self.functional.build(given, named))
 
     def dtype(self, slot: Slot) -> str:
         """Return the name of the dtype of the source's value."""
@@ -456,6 +547,8 @@ class ModuleLibrary(ABC):
 
     name: ClassVar[str]
     """The canonical name, as given to `wrap(src=..., dst=...)`."""
+    builds: ClassVar[bool] = False
+    """Whether `native` takes modules that make their weights at the first call, and calls `Bridge.build` then."""
 
     def __init__(self, backend: Backend) -> None:
         """Begin without variables.

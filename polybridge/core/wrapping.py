@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from polybridge.core import trees
 from polybridge.core.backend import Backend
-from polybridge.core.errors import NotCallableError, UnsupportedTensorError, WrongFrameworkError
+from polybridge.core.errors import (
+    FactoryError,
+    NotCallableError,
+    UnbuiltError,
+    UnsupportedTensorError,
+    WrongFrameworkError,
+)
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
 from polybridge.core.factories import Factory, resolve
 from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
@@ -111,6 +118,7 @@ def wrap(
 
     Raises:
         NotCallableError: `fn` is not callable.
+        UnbuiltError: a module makes its weights at its first call, and `dst` needs them now.
         UnknownBackendError, BackendNotInstalledError, BrokenPluginError: a framework cannot be had.
 
     The wrapped function raises:
@@ -138,10 +146,9 @@ def wrap(
         origin, functional = found
         if origin is library:
             return fn
-        exchange = _exchange(library.backend, functional.backend, copy, sparse)
-        bridge = _bridge(functional, library, exchange, output_specs, factory)
+        given = {"src": src, "dst": dst, "copy": copy, "sparse": sparse, "output_specs": output_specs}
         make: Callable[..., Any] = library.native
-        return make(bridge, **options)
+        return make(_bridge(functional, library, {**given, "factory": factory}), **options)
     if not callable(fn):
         raise NotCallableError.got(fn)
     if factory is not None or options:
@@ -188,24 +195,52 @@ def cooked(recipe: Mapping[str, Any], dst: str, **options: Any) -> Any:
     """
     given = dict(recipe)
     factory = resolve(given.pop("factory"))
-    made = factory()
-    if "src" in given:
-        made, params, *state = made
-        given |= {"params": params, "state": state[0] if state else None}
-    return wrap(made, dst=dst, factory=factory, **given, **options)
+    fn, params, state = _parts(factory())
+    return wrap(fn, dst=dst, params=params, state=state, factory=factory, **given, **options)
 
 
-def _bridge(
-    functional: Functional, library: ModuleLibrary, exchange: Exchange, output_specs: Any, factory: Factory | None
-) -> Bridge:
+def _parts(built: Any) -> tuple[Any, Any, Any]:
+    """Return what a factory has built as a module or function, its params and its state."""
+    fn, params, state = (*(built if isinstance(built, tuple) else (built,)), None, None)[:3]
+    return fn, params, state
+
+
+def _bridge(functional: Functional, library: ModuleLibrary, options: dict[str, Any]) -> Bridge:
     source, dest = functional.backend, library.backend
-    recipe: dict[str, Any] = {} if exchange.copy == "auto" else {"copy": exchange.copy}
-    if type(functional) is Applied:  # by `params=`
-        recipe["src"] = source.name
+    if not functional.built and not library.builds:
+        raise UnbuiltError.before_wrap(functional.name, library.name)
+    run, specs = functional.run, options["output_specs"]
     if source is dest:
-        return Bridge(functional, dest, functional.run, factory, recipe)
-    wrapped = _Wrapped(functional.run, exchange, output_specs, name=functional.name)
-    return Bridge(functional, dest, dest.decorate(wrapped.function()), factory, recipe)
+        return Bridge(functional, dest, run, options)
+    if specs is not None:
+        run, specs = functional.promising(specs)
+    exchange = _exchange(dest, source, options["copy"], options["sparse"])
+    wrapped = _Wrapped(run, exchange, specs, name=functional.name)
+    return Bridge(functional, dest, dest.decorate(wrapped.function()), options)
+
+
+def bridged_again(found: dict[str, Any], options: dict[str, Any], names: list[str]) -> Bridge:
+    """Return the bridge of which `Bridge.__reduce__` has written these things down.
+
+    Raises:
+        FactoryError: the factory cannot be found, or builds another module.
+    """
+    if "factory" in found:
+        factory = resolve(found["factory"])
+        built = factory()
+        options = {**options, "factory": factory}
+    else:
+        built = pickle.loads(found["pickled"])
+    fn, params, state = _parts(built)
+    functional = _functional(fn, options["src"], params, state)
+    library = registry.library(options["dst"])
+    if functional is None or library is None:
+        raise FactoryError.other(found.get("factory"), names, [])
+    bridge = _bridge(functional[1], library, options)
+    made = [slot.name for slot in bridge.slots]
+    if made != names and bridge.built:
+        raise FactoryError.other(found.get("factory"), names, made)
+    return bridge
 
 
 def convert(tree: Any, to: str) -> Any:

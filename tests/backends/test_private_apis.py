@@ -319,6 +319,56 @@ def test_random_operations_are_tagged():
     assert torch.Tag.nondeterministic_seeded not in torch.ops.aten.relu.default.tags
 
 
+def graph(fn, x):
+    return tf.function(fn, autograph=False).get_concrete_function(tf.TensorSpec(x.shape, x.dtype))
+
+
+def test_a_graph_and_its_derivative_are_two_functions_that_share_what_the_forward_keeps():
+    x = tf.constant([1.0, 2.0])
+    pair = _private.GraphPair(graph(lambda x: [tf.exp(x), tf.cast(x, tf.int32), x * 3.0], x))
+    results, pull = pair([x])
+    np.testing.assert_allclose(results[0], np.exp([1, 2]), rtol=1e-6)
+    cts = [tf.ones(2), tf.zeros(2, tf.int32), tf.ones(2)]
+    for _ in range(2):
+        (found,) = pull(cts)
+        np.testing.assert_allclose(found, np.exp([1, 2]) + 3, rtol=1e-6)
+
+
+def test_a_graph_that_draws_or_reads_is_not_pure():
+    x, variable = tf.constant([1.0]), tf.Variable(1.0)
+    assert _private.is_pure(graph(lambda x: tf.random.stateless_uniform([1], [1, 2]) + x, x))
+    assert not _private.is_pure(graph(lambda x: tf.random.uniform([1]) + x, x))
+    assert not _private.is_pure(graph(lambda x: variable * x, x))
+
+
+def test_a_graph_run_as_written_gives_the_bits_of_eager_operations():
+    rng = np.random.default_rng(0)
+    x, w, b = (tf.constant(rng.standard_normal(s).astype("float32")) for s in ((32, 64), (64, 128), (128,)))
+
+    def fn(x):
+        return tf.tanh(tf.matmul(x, w) + b)
+
+    options = _private.context.context().function_call_options
+    with _private.as_written():
+        found = graph(fn, x)(x)
+    assert _private.context.context().function_call_options is options
+    assert found.numpy().tobytes() == fn(x).numpy().tobytes()
+
+
+def test_keras_s_generator_collects_and_lists_as_polybridge_reads():
+    import keras
+    from keras.src.random.seed_generator import global_seed_generator
+
+    generator, layer = global_seed_generator(), keras.layers.Dense(2)
+    layer.build((None, 3))
+    assert generator is global_seed_generator() and tuple(generator.state.shape) == (2,)
+    assert layer._flatten_layers() == [layer] and len(layer._trainable_variables) == 2
+    assert layer._loss_ids == set() and layer.kernel._dtype == "float32" and layer._seed_generators == []
+    with keras.StatelessScope() as scope:
+        scope.state_mapping[id(layer.kernel)] = tf.ones((3, 2), tf.float64)
+        assert layer.kernel.value.dtype == tf.float64
+
+
 def test_tf_runs_a_function_of_recompute_grad_in_frames_of_that_name():
     seen = []
 

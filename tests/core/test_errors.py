@@ -75,9 +75,18 @@ EXAMPLES = [
     errors.FactoryError.unsafe("models:make"),
     errors.WeightsError.unlike("f", ["0.weight"], ["1.weight"]),
     errors.WeightsError.misfit("f", "0.weight", (2, 3), (3,)),
-    errors.WeightsError.unbuilt("f"),
     errors.WeightsError.stateful("f"),
     errors.RandomnessError.unseeded("f"),
+    errors.FactoryError.other("make", ["w"], ["kernel"]),
+    errors.UnbuiltError.before_call("Net"),
+    errors.UnbuiltError.before_wrap("Net", "jax"),
+    errors.DetachedStateWarning.losses("Net", 2),
+    errors.DetachedStateWarning.late("Net", ["w"]),
+    errors.MutationError.weight("Net", "mean"),
+    errors.MutationError.unlisted("Net"),
+    errors.NotCallableError.saved_model([], ["serving_default"]),
+    errors.UnsupportedTensorError.weight("Net", "kernel", "float64", "float32", "it says so"),
+    errors.UntracedWarning.in_tensorflow("Net", ValueError("no")),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

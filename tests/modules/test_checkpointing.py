@@ -22,6 +22,8 @@ reentrancy = pytest.mark.parametrize("reentrant", [False, True])
 class KerasBlock(keras.layers.Layer):
     """Keeps a weak reference to what its backward needs."""
 
+    run_eagerly = True
+
     saved: list = []  # noqa: RUF012  (of all blocks)
 
     def build(self, shape):

@@ -575,7 +575,7 @@ def test_a_tf_module_has_its_gradients():
 )
 @pytest.mark.parametrize("dst", ["jax", "flax", "equinox"])
 def test_a_module_without_weights_has_to_be_called_first(lazy, dst):
-    with pytest.raises(polybridge.WeightsError, match="makes its weights at its first call"):
+    with pytest.raises(polybridge.UnbuiltError, match="makes its weights at its first call"):
         polybridge.wrap(lazy(), dst=dst)
 
 

@@ -16,6 +16,29 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((8, 4)).astype("float32")
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "tf.function"])
+def test_the_specs_of_the_result_suffice_where_a_module_cannot_be_traced(staged):
+    """A result whose values decide what is computed, and statistics that change all the same."""
+
+    class Choosing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            y = self.norm(x)
+            return y * 2 if x.sum().item() > 0 else y * 3
+
+    net, native = Choosing(), Choosing()
+    module = polybridge.wrap(net, dst="tf", output_specs=polybridge.TensorSpec((4, 3), "float32"))
+    step = lambda x: module(x, training=True)  # noqa: E731
+    step = tf.function(step) if staged else step
+    for sign in (1, -1):
+        x = sign * np.arange(12, dtype="float32").reshape(4, 3)
+        np.testing.assert_allclose(step(tf.constant(x)), native(torch.from_numpy(x)).detach(), rtol=1e-6)
+    np.testing.assert_allclose(module.state["norm.running_mean"], native.norm.running_mean, rtol=1e-6)
+
+
 def test_variables_are_weights_and_state():
     module = Net()
     module.body[0].weight.requires_grad_(False)

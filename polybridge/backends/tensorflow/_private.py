@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.impl.api import autograph_artifact
-from tensorflow.python.eager import context
+from tensorflow.python.eager import backprop_util, context
 from tensorflow.python.eager.context import executing_eagerly as executing_eagerly  # the public one, less a call
 from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.record import record_operation
@@ -71,6 +72,64 @@ def record(
     longer than a small bridged call takes (100 us of 250).
     """
     record_operation("polybridge", outputs, inputs, gradient)
+
+
+class GraphPair:
+    """A concrete function as two: one that keeps what the other needs to pull cotangents back, for the first order.
+
+    Under a persistent tape, or more than one, TensorFlow prepares every concrete function for derivatives of any order:
+    it returns all intermediate values, and is handed zeros for the cotangent of each (0.5 to 5 ms a call of a small
+    network). The public API has no other way to call it there.
+
+    Args:
+        concrete: the function.
+    """
+
+    def __init__(self, concrete: Any) -> None:
+        """Build both, once."""
+        self._count = len(concrete.graph.outputs)
+        self._captured = list(concrete.captured_inputs)
+        self._forward, self._backward = concrete._delayed_rewrite_functions.forward_backward()
+        places = {id(y): i for i, y in enumerate(concrete.graph.outputs)}
+        self._kept = [places.get(id(x), x) for x in self._backward.captured_inputs]
+        self._differentiable = [backprop_util.IsTrainable(y) for y in concrete.graph.outputs[: self._count]]
+
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Callable[..., Sequence[Any]]]:
+        """Return the results, and a function from their cotangents, all there, to those of the inputs (None: zero)."""
+        with stop_recording(), as_written():
+            found = self._forward.call_flat(*inputs, *self._captured)
+        kept = [found[x] if isinstance(x, int) else x for x in self._kept]
+        count, differentiable, backward = len(inputs), self._differentiable, self._backward
+
+        def pull(cts: Sequence[tf.Tensor]) -> Sequence[Any]:
+            given = [ct for ct, d in zip(cts, differentiable, strict=True) if d]
+            with as_written():
+                return list(backward._call_flat(given, kept))[:count]
+
+        return list(found[: self._count]), pull
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Run the graphs that this thread calls operation by operation, so that they give the bits that eager calls give.
+
+    TensorFlow's optimiser fuses and reorders operations; its public switch is one for the whole process.
+    """
+    current = context.context()
+    before, current.function_call_options = current.function_call_options, _AS_WRITTEN
+    try:
+        yield
+    finally:
+        current.function_call_options = before
+
+
+_AS_WRITTEN = context.FunctionCallOptions()
+_AS_WRITTEN._config_proto_serialized = None
+
+
+def is_pure(concrete: Any) -> bool:
+    """Whether a concrete function reads and draws nothing besides its inputs, so that it can be run again."""
+    return not concrete.graph.variables and not any(op.op_def.is_stateful for op in concrete.graph.get_operations())
 
 
 def py_function(

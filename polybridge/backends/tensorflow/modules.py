@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private
+from polybridge.backends.tensorflow import _private, convert
+from polybridge.core import dlpack
 from polybridge.core.backend import Backend
+from polybridge.core.errors import MutationError, NotCallableError, UnbuiltError, UnsupportedTensorError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 
 Tensor = Any
+_PATIENCE = 300  # seconds that a call waits for another that it cannot be independent of
 
 
 class TensorFlowModules(ModuleLibrary):
     """`tf.Module` and what `tf.saved_model.load` returns: callables whose variables TensorFlow tracks."""
 
     name = "tensorflow"
+    builds = True
 
     def functional(self, value: Any) -> Functional | None:
-        """Return a module as a function."""
-        is_module = isinstance(value, tf.__internal__.tracking.AutoTrackable) and callable(value)
-        return TensorFlowFunctional(value, self.backend) if is_module else None
+        """Return a module as a function.
+
+        Raises:
+            NotCallableError: a SavedModel without a function that could be meant.
+        """
+        if not isinstance(value, tf.__internal__.tracking.AutoTrackable):
+            return None
+        if callable(value):
+            return TensorFlowFunctional(value, self.backend)
+        if not hasattr(value, "signatures"):
+            return None
+        endpoints = _endpoints(value)
+        if len(endpoints) != 1:
+            raise NotCallableError.saved_model(endpoints, value.signatures)
+        return TensorFlowFunctional(value, self.backend, *endpoints)
 
     def native(self, bridge: Bridge, **options: Any) -> BridgedModule:
         """Return a `tf.Module`; `name=` is its own."""
@@ -36,18 +54,31 @@ class TensorFlowFunctional(Functional):
     """A module that reads variables, as a function of their values.
 
     TensorFlow has no way to call a module with other values. So the variables are assigned these for the time of the
-    call, which moves no bytes, and tapes are told that they come from them.
+    call, which moves no bytes, and tapes are told that they come from them. A call that finds variables in use by
+    another thread uses a copy of the module.
+
+    Args:
+        module: what is called.
+        backend: of its tensors.
+        endpoint: the name of the function of a SavedModel that is called instead.
     """
 
-    def __init__(self, module: Any, backend: Backend) -> None:
-        """Name the variables."""
+    random = False  # it draws from TensorFlow's own generators, or from variables
+
+    def __init__(self, module: Any, backend: Backend, endpoint: str | None = None) -> None:
+        """Name the variables that there are."""
         self.backend, self.module, self.name = backend, module, type(module).__name__
-        self.slots = [
-            Slot(name, variable, not variable.trainable, variable.trainable)
-            for name, variable in _variables(module).items()
-        ]
-        self._takes_training = _takes(module, "training")
-        self._using = threading.RLock()
+        self._endpoint = endpoint
+        self._takes_training = _takes(module if endpoint is None else getattr(module, endpoint), "training")
+        self._spares: list[TensorFlowFunctional] = []  # those that nobody uses
+        self._copies: list[TensorFlowFunctional] = []
+        self._settled: set[bool] = set()  # whether a call has shown, in training and not, that it makes no variables
+        self._index()
+        self.built = bool(self.slots)
+
+    def held(self) -> Iterator[Any]:
+        """Yield the variables, of copies too."""
+        return (slot.holder for functional in (self, *self._copies) for slot in functional.slots)
 
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
@@ -60,25 +91,190 @@ class TensorFlowFunctional(Functional):
                 slot.holder.assign(values[slot.name])
         return self.module
 
-    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
-        """Call the module while its variables have other values."""
+    def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Call the module once, and set all variables to what they were, or were made with."""
         if self._takes_training:
-            kwargs.setdefault("training", _training)
-        values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
-        with self._using:
-            for slot in self.slots:
-                _private.record([slot.holder.handle], [values[slot.name]], lambda ct: [ct])
+            kwargs = {"training": False, **kwargs}
+        made: list[tuple[tf.Variable, Tensor]] = []
+
+        def recorded(next_creator: Any, **options: Any) -> tf.Variable:
+            variable = next_creator(**options)
+            if tf.executing_eagerly():
+                made.append((variable, variable.read_value()))
+            return variable
+
+        with _lent(self.slots, _PATIENCE):
             before = {slot.name: self.read(slot) for slot in self.slots}
-            try:
-                self._assign(values)
-                out = self.module(*args, **kwargs)
-                return out, {slot.name: self.read(slot) for slot in self.slots if slot.is_state}
-            finally:
-                self._assign(before)
+            with tf.variable_creator_scope(recorded):
+                self._function()(*args, **kwargs)
+            self._assign(before)
+            for variable, value in made:
+                variable.assign(value)
+            self._index()
+            self._settled, self.built = {False, True}, True
+
+    def run(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the module while its variables have other values.
+
+        Raises:
+            UnbuiltError: the module was about to make variables.
+            UnsupportedTensorError: a weight has another dtype than its variable.
+            MutationError: the module assigned to a trainable variable.
+        """
+        if not self.built:
+            raise UnbuiltError.before_call(self.name)
+        values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
+        for slot in self.slots:
+            if values[slot.name].dtype != slot.holder.dtype:
+                found, own = values[slot.name].dtype.name, slot.holder.dtype.name
+                reason = "a variable of TensorFlow has one dtype for good"
+                raise UnsupportedTensorError.weight(self.name, slot.name, found, own, reason)
+        with self._borrowed() as functional:
+            return functional._run(values, _training, args, kwargs)
+
+    def _run(
+        self, values: Mapping[str, Tensor], training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        if self._takes_training:
+            kwargs.setdefault("training", training)
+        is_first = training not in self._settled and tf.executing_eagerly()
+        before = {slot.name: self.read(slot) for slot in self.slots}
+        outer = {slot.name: _in_use[id(slot.holder)].value for slot in self.slots}
+        try:
+            self._tell(values)
+            self._assign(values)
+            with tf.variable_creator_scope(self._refused) if is_first else contextlib.nullcontext():
+                out = self._function()(*args, **kwargs)
+            if is_first:
+                self._check(values)
+                self._settled.add(training)
+            return out, {slot.name: self.read(slot) for slot in self.slots if slot.is_state}
+        finally:
+            self._assign(before)
+            self._tell({name: value for name, value in outer.items() if value is not None})
+
+    def _index(self) -> None:
+        found = _variables(self.module) if self._endpoint is None else _captured(self._function())
+        self.slots = [
+            Slot(name, variable, not trains, trains)
+            for name, (variable, trainable) in found.items()
+            for trains in [trainable and (variable.dtype.is_floating or variable.dtype.is_complex)]
+        ]
+
+    def _function(self) -> Any:
+        return self.module if self._endpoint is None else getattr(self.module, self._endpoint)
+
+    def _tell(self, values: Mapping[str, Tensor]) -> None:
+        """Tell tapes that the variables come from these values."""
+        for slot in self.slots:
+            if slot.name in values:
+                _in_use[id(slot.holder)].value = values[slot.name]
+                _private.record([slot.holder.handle], [values[slot.name]], lambda ct: [ct])
 
     def _assign(self, values: Mapping[str, Tensor]) -> None:
         for slot in self.slots:
-            tf.raw_ops.AssignVariableOp(resource=slot.holder.handle, value=values[slot.name])
+            if slot.name in values:
+                tf.raw_ops.AssignVariableOp(resource=slot.holder.handle, value=values[slot.name])
+
+    def _refused(self, next_creator: Any, **options: Any) -> tf.Variable:
+        raise UnbuiltError.before_call(self.name)
+
+    def _check(self, values: Mapping[str, Tensor]) -> None:
+        """Refuse a module that assigns to weights: what it has assigned would be lost."""
+        for slot in self.slots:
+            given, found = values[slot.name], self.read(slot)
+            if slot.is_state or _address(given) == _address(found):
+                continue
+            if given.numpy().tobytes() != found.numpy().tobytes():
+                raise MutationError.weight(self.name, slot.name)
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[TensorFlowFunctional]:
+        """Give this function, or while another thread computes with its variables one of a copy.
+
+        Only if there is no copy, wait: what cannot be copied is a SavedModel as a rule, a graph that waits for nobody.
+        """
+        with contextlib.ExitStack() as stack:
+            if _take(self.slots):
+                stack.callback(_return, self.slots)
+                yield self
+                return
+            spare = self._spare()
+            if spare is not None:
+                stack.callback(self._spares.append, spare)
+                stack.enter_context(_lent(spare.slots, _PATIENCE))
+                yield spare
+                return
+            stack.enter_context(_lent(self.slots, _PATIENCE))
+            yield self
+
+    def _spare(self) -> TensorFlowFunctional | None:
+        with contextlib.suppress(IndexError):
+            return self._spares.pop()
+        try:
+            spare = TensorFlowFunctional(copy.deepcopy(self.module), self.backend, self._endpoint)
+        except Exception:  # whatever a class raises that cannot be copied
+            return None
+        if [slot.name for slot in spare.slots] != [slot.name for slot in self.slots]:
+            return None
+        spare._settled = self._settled
+        self._copies.append(spare)
+        return spare
+
+
+class _Use:
+    """A variable that has other values for the time of a call.
+
+    Attributes:
+        thread: that calls.
+        calls: how many, one inside of the other.
+        value: of the innermost.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self.thread, self.calls = thread, 0
+        self.value: Tensor | None = None
+
+
+_in_use: dict[int, _Use] = {}  # by the id of a variable
+_returned = threading.Condition()
+
+
+def _take(slots: Sequence[Slot]) -> bool:
+    """Take variables for this thread, if no other has one of them."""
+    me = threading.get_ident()
+    with _returned:
+        ids = {id(slot.holder) for slot in slots}
+        if any(_in_use[i].thread != me for i in ids if i in _in_use):
+            return False
+        for i in ids:
+            _in_use.setdefault(i, _Use(me)).calls += 1
+        return True
+
+
+def _return(slots: Sequence[Slot]) -> None:
+    with _returned:
+        for i in {id(slot.holder) for slot in slots}:
+            _in_use[i].calls -= 1
+            if not _in_use[i].calls:
+                del _in_use[i]
+        _returned.notify_all()
+
+
+@contextlib.contextmanager
+def _lent(slots: Sequence[Slot], patience: float) -> Iterator[None]:
+    """Take variables, and return them.
+
+    Raises:
+        RuntimeError: another thread has had one of them for that many seconds.
+    """
+    with _returned:
+        if not _returned.wait_for(lambda: _take(slots), patience):
+            raise RuntimeError(f"{slots[0].name!r} and others have been in use by another thread for {patience} s.")
+    try:
+        yield
+    finally:
+        _return(slots)
 
 
 class BridgedModule(tf.Module):
@@ -119,7 +315,9 @@ class BridgedModule(tf.Module):
             {name: tf.convert_to_tensor(v) for name, v in held.items()} for held in (self.params, self.state)
         )
         sparing = tf.executing_eagerly()  # a seed comes from the generator of all; what is traced cannot be asked
-        out, changed = self._bridge.seeded(_drawn, Weights(params, state, None), training, args, kwargs, sparing)
+        weights = Weights(params, state, None)
+        ran = self._bridge.seeded(_drawn, weights, training, args, kwargs, sparing)
+        out, changed = self._bridge.without_losses(ran, weights)
         self._bridge.refuse_recomputation(training, "recompute_grad.<locals>")  # private: TensorFlow's (2.21)
         for name, value in changed.items():
             self.state[name].assign(value)
@@ -150,9 +348,9 @@ def _drawn() -> Tensor:
     return tf.bitcast(tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32), tf.uint32)
 
 
-def _variables(module: Any) -> dict[str, tf.Variable]:
-    """Return the variables that a module tracks, each once, by where they are."""
-    found: dict[str, tf.Variable] = {}
+def _variables(module: Any) -> dict[str, tuple[tf.Variable, bool]]:
+    """Return the variables that a module tracks, each once, by where they are, and whether they are trained."""
+    found: dict[str, tuple[tf.Variable, bool]] = {}
     seen: set[int] = set()
     pending = [("", module)]
     view = tf.train.TrackableView(module)
@@ -162,16 +360,43 @@ def _variables(module: Any) -> dict[str, tf.Variable]:
             continue
         seen.add(id(owner))
         if isinstance(owner, tf.Variable):
-            found[path] = owner
+            found[path] = owner, owner.trainable
+            continue
+        if type(owner).__module__.startswith("keras.") and isinstance(getattr(owner, "value", None), tf.Variable):
+            found[".".join([*path.split(".")[:-1], owner.name])] = owner.value, owner.trainable  # a variable of Keras
             continue
         for name, child in view.children(owner).items():
             pending.append((f"{path}.{name}".lstrip("."), child))
     return found
 
 
+def _captured(function: Any) -> dict[str, tuple[tf.Variable, bool]]:
+    """Return the variables that a function of a SavedModel reads, by their names, as `_variables` does."""
+    variables = {id(v): v for concrete in function.concrete_functions for v in concrete.graph.variables}
+    found: dict[str, tuple[tf.Variable, bool]] = {}
+    for variable in variables.values():
+        name = stem = variable.name.partition(":")[0].replace(".", "_").replace("/", ".")
+        number = 0
+        while name in found:
+            number += 1
+            name = f"{stem}_{number}"
+        found[name] = variable, variable.trainable
+    return found
+
+
+def _endpoints(saved: Any) -> list[str]:
+    """Return the names of a SavedModel's functions, without those that every file of Keras has."""
+    functions = [name for name, child in vars(saved).items() if hasattr(child, "concrete_functions")]
+    return [name for name in functions if not name.startswith("_") and name != "__call__"]
+
+
+def _address(tensor: Tensor) -> int:
+    return dlpack.address(convert.to_dlpack(tensor)) if tensor.shape.num_elements() else 0
+
+
 def _takes(module: Any, name: str) -> bool:
     """Whether a module's call has an argument of that name."""
-    call = module.__call__
+    call = module if hasattr(module, "python_function") else module.__call__
     try:
         return name in inspect.signature(getattr(call, "python_function", call)).parameters
     except ValueError:

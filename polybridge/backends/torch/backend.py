@@ -111,6 +111,10 @@ class TorchBackend(Backend):
         """Whether autograd has refused it."""
         return source.is_refused_write(error)
 
+    def lasts(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter."""
+        return isinstance(tensor, torch.nn.Parameter)
+
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Compare bytes."""
         return convert.same(a, b)

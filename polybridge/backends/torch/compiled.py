@@ -49,7 +49,7 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             if torch.compiler.is_dynamo_compiling():
                 mark()
-                return opaque[0](*args, **kwargs)
+                return opaque[0](*_without_none(args), **_without_none(kwargs))
             return function(*_numbers(args), **_numbers(kwargs))
         return function(*args, **kwargs)
 
@@ -70,6 +70,23 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NEVER = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+
+
+def _without_none(tree: Any) -> Any:
+    """Return the tree with a node that has no leaves for each None, which the compiler does not take for a leaf.
+
+    The compiler reads this, and does not understand pytree's own functions where there are named tuples (torch 2.13).
+    """
+    if tree is None:
+        return _Static(None)
+    if isinstance(tree, dict):
+        return {key: _without_none(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_without_none(value) for value in tree]
+    if isinstance(tree, tuple):
+        values = [_without_none(value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    return tree
 
 
 def _numbers(tree: Any) -> Any:

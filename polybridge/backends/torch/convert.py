@@ -168,14 +168,23 @@ def owns(tensor: torch.Tensor) -> bool:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two dense tensors of one dtype and shape have the same bytes (NaN equals itself, 0.0 is not -0.0)."""
-    return torch.equal(_bytes(a), _bytes(b))
+    """Whether two tensors of one dtype and shape have the same bytes (NaN equals itself, 0.0 is not -0.0)."""
+    if a.is_contiguous() and b.is_contiguous():
+        return torch.equal(_bytes(a), _bytes(b))
+    return torch.equal(_bits(a), _bits(b))
 
 
 def _of(array: np.ndarray[Any, Any]) -> torch.Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of any layout as integers."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.view(getattr(torch, f"int{8 * tensor.element_size()}"))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import operator
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
 
 from polybridge.backends.torch.convert import lasting, same, spread_like, torch_dtype, whole
 from polybridge.backends.torch.source import fake_mode
 from polybridge.core.backend import Backend
-from polybridge.core.errors import UnsupportedModuleError
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
+from polybridge.core.errors import DetachedStateWarning, UnbuiltError, UnsupportedModuleError, warn
+from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
+from polybridge.core.registry import registry
 
 Tensor = torch.Tensor
 
@@ -28,6 +29,7 @@ class TorchModules(ModuleLibrary):
     """`torch.nn`."""
 
     name = "torch"
+    builds = True
 
     def functional(self, value: Any) -> Functional | None:
         """Return an `nn.Module` as a function."""
@@ -65,11 +67,6 @@ class TorchFunctional(Functional):
         self._using = threading.Lock()
         self._find()
 
-    @property
-    def built(self) -> bool:
-        """Whether no lazy parameter waits for an input."""
-        return not any(is_lazy(slot.holder) for slot in self.slots)
-
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Give lazy parameters the shapes that these arguments ask for, as the module's first call does."""
         training = [inner.training for inner in self._modules]
@@ -89,6 +86,7 @@ class TorchFunctional(Functional):
             *(Slot(name, p, False, p.requires_grad) for name, p in module.named_parameters()),
             *(Slot(name, b, True, False) for name, b in module.named_buffers()),
         ]
+        self.built = not any(is_lazy(slot.holder) for slot in self.slots)
         self._places = _places(module)
 
     def _mode(self, training: bool) -> list[bool]:
@@ -168,8 +166,13 @@ class TorchFunctional(Functional):
             finally:
                 self._using.release()
         else:
-            module = copy.deepcopy(self.module, {id(slot.holder): slot.holder for slot in self.slots})
-            yield module, list(module.modules()), _places(module)
+            twins: dict[int, torch.nn.Module] = {}
+            module = _twin(self.module, twins)
+            places = [
+                (name, [(twins[id(inner)], last, is_param) for inner, last, is_param in owners])
+                for name, owners in self._places
+            ]
+            yield module, [twins[id(inner)] for inner in self._modules], places
 
     @contextlib.contextmanager
     def _seeded(self, seed: Tensor | None, training: bool) -> Iterator[None]:
@@ -278,6 +281,24 @@ def _places(module: torch.nn.Module) -> Places:
     return list(found.items())
 
 
+def _twin(module: torch.nn.Module, twins: dict[int, torch.nn.Module]) -> torch.nn.Module:
+    """Return a module with the same attributes and places of its own for tensors and submodules.
+
+    Not by `copy.deepcopy`, which would copy the tensors that another call has put there.
+
+    Args:
+        module: what another call computes with.
+        twins: those that are made already, by the id of the original.
+    """
+    twin = twins.get(id(module))
+    if twin is None:
+        twin = twins[id(module)] = object.__new__(type(module))
+        inner = {name: None if x is None else _twin(x, twins) for name, x in module._modules.items()}
+        own = {"_parameters": dict(module._parameters), "_buffers": dict(module._buffers), "_modules": inner}
+        twin.__dict__.update({**module.__dict__, **own})
+    return twin
+
+
 def _swapped(places: Places, given: Mapping[str, Any]) -> dict[str, Any]:
     """Put tensors into a module and return those that were there.
 
@@ -333,42 +354,45 @@ class BridgedModule(torch.nn.Module):
     """A module of another framework: its weights are parameters, its state is buffers, under the source's names.
 
     `train()` and `eval()` say how it computes, and random numbers follow from torch's own seed.
+
+    Attributes:
+        losses: what the last call adds to the loss besides, such as regularisers: scalars, differentiable.
     """
 
     def __init__(self, bridge: Bridge, library: ModuleLibrary) -> None:
-        """Make a parameter or buffer of each slot."""
+        """Make a parameter or buffer of each slot, now or, where the source makes them late, at the first call."""
         super().__init__()
+        self.losses: list[Tensor] = []
         self._bridge = bridge
         self._params: dict[str, str] = {}  # the source's names to where they are here
         self._state: dict[str, str] = {}
-        for slot in bridge.slots:
-            tensor = library.shared.get(slot, partial(_holder, bridge, slot))
-            *path, last = slot.name.split(".")
-            owner: torch.nn.Module = self
-            where = []
-            for name in path:
-                name = _free(owner, name)
-                if name not in owner._modules:
-                    owner.add_module(name, torch.nn.Module())
-                where.append(name)
-                owner = owner.get_submodule(name)
-            last = _free(owner, last)
-            if slot.is_state:
-                owner.register_buffer(last, tensor)
-            else:
-                owner.register_parameter(last, tensor)
-            (self._state if slot.is_state else self._params)[slot.name] = ".".join([*where, last])
+        self._parts: list[Part] = []
+        self._is_copy = False
+        self._hold(bridge.slots, library)
+        self._made = bridge.built
+        if not self._made:
+            self._parameters = _Unmade(bridge.name, self._parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the source's module with these parameters and buffers, and store what it changes of the buffers."""
-        seed = _drawn() if self._bridge.random else None
-        state = {name: x.clone() for name, x in self._all(self._state).items()}  # a backward may need it as it was
-        params = {name: lasting(x) for name, x in self._all(self._params).items()}
-        out, changed = self._bridge(Weights(params, state, seed), self.training, args, kwargs)
+        if not self._made:
+            self._make(args, kwargs)
+        for part in self._parts:
+            part.prepare()
+        try:
+            ran = self._run(args, kwargs)
+        except UnbuiltError:  # it had some weights, and was about to make others
+            self._make(args, kwargs)
+            ran = self._run(args, kwargs)
+        if ran.losses or self.losses:
+            self.losses = list(ran.losses)
         with torch.no_grad():
-            for name, value in changed.items():
-                operator.attrgetter(self._state[name])(self).copy_(value)
-        return out
+            for name, value in ran.changed.items():
+                if name in self._state:
+                    operator.attrgetter(self._state[name])(self).copy_(value)
+                else:  # the backward needs the memory that the call has read
+                    operator.attrgetter(self._params[name])(self).data = value.detach()
+        return ran.result
 
     def sync_to_source(self) -> Any:
         """Store these parameters and buffers in the source's module, bit for bit, and return it.
@@ -381,27 +405,120 @@ class BridgedModule(torch.nn.Module):
     def sync_from_source(self) -> None:
         """Take the values of the source's module."""
         where = self._params | self._state
-        with torch.no_grad():
-            for slot in self._bridge.slots:
-                held = operator.attrgetter(where[slot.name])(self)
-                held.copy_(spread_like(self._bridge.fetch(slot), held))
+        for slot in self._bridge.slots:
+            path, _, last = where[slot.name].rpartition(".")
+            owner, value = self.get_submodule(path), self._bridge.fetch(slot)
+            with torch.no_grad():
+                if parametrize.is_parametrized(owner, last):
+                    setattr(owner, last, value)
+                else:
+                    held = getattr(owner, last)
+                    held.copy_(spread_like(value, held))
 
     def extra_repr(self) -> str:
         """Say what it bridges."""
         return f"{self._bridge.name}, src={self._bridge.functional.backend.name!r}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the last call's losses out of copies and files: they have a history."""
+        return {**self.__dict__, "losses": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be another module than that which was copied: what it makes late is its own."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._is_copy = True
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+        seed = _drawn() if self._bridge.random else None
+        state = self._all(self._state)
+        if torch.is_grad_enabled():  # a backward may need it as it was
+            state = {name: x.clone() for name, x in state.items()}
+        params = {name: lasting(x) for name, x in self._all(self._params).items()}
+        return self._bridge.run(Weights(params, state, seed), self.training, args, kwargs)
+
     def _all(self, where: dict[str, str]) -> dict[str, Tensor]:
         return {name: operator.attrgetter(path)(self) for name, path in where.items()}
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make what the source makes at its first call."""
+        library = registry.library(TorchModules.name)
+        assert library is not None
+        if self._made or not self._bridge.built:  # another copy may have called it first
+            self._bridge.build(args, kwargs)
+        new = [slot for slot in self._bridge.slots if slot.name not in self._params and slot.name not in self._state]
+        late = [slot.name for slot in new if not slot.is_state]
+        if self._made and late:
+            warn(DetachedStateWarning.late(self._bridge.name, late))
+        if isinstance(self._parameters, _Unmade):
+            self._parameters = self._parameters.made
+        self._made = True
+        self._hold(new, library)
+
+    def _hold(self, slots: Iterable[Slot], library: ModuleLibrary) -> None:
+        """Make a parameter or buffer of each slot."""
+        for slot in slots:
+            make = partial(_holder, self._bridge, slot)
+            tensor: Any = make() if self._is_copy else library.shared.get(slot, make)
+            *path, last = slot.name.split(".")
+            owner: torch.nn.Module = self
+            where = []
+            for name in path:
+                name = _free(owner, name, owner._parameters, owner._buffers)
+                if name not in owner._modules:
+                    self._parts.append(Part())
+                    owner.add_module(name, self._parts[-1])
+                where.append(name)
+                owner = owner.get_submodule(name)
+            last = _free(owner, last, owner._parameters, owner._buffers, owner._modules)
+            if slot.is_state:
+                owner.register_buffer(last, tensor)
+            else:
+                owner.register_parameter(last, tensor)
+            (self._state if slot.is_state else self._params)[slot.name] = ".".join([*where, last])
+
+
+class Part(torch.nn.Module):
+    """Some of a bridged module's weights, under their common name; the whole is called, never this."""
+
+    def prepare(self) -> None:
+        """Run the hooks that compute weights before a call, such as those of `torch.nn.utils.prune`."""
+        for number, hook in list(self._forward_pre_hooks.items()):
+            if number in self._forward_pre_hooks_with_kwargs:
+                hook(self, (), {})
+            else:
+                hook(self, ())
+
+
+class _Unmade(dict[str, Any]):
+    """Parameters that the first call makes. Who lists them before would miss them, and is told."""
+
+    def __init__(self, name: str, made: dict[str, Any]) -> None:
+        super().__init__()
+        self.name, self.made = name, made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Unmade, (self.name, self.made)
+
+    def __iter__(self) -> Iterator[str]:
+        raise UnbuiltError.before_call(self.name)
+
+    def items(self) -> Any:
+        raise UnbuiltError.before_call(self.name)
+
+    values = keys = items
 
 
 def _holder(bridge: Bridge, slot: Slot) -> Tensor:
     value = bridge.fetch(slot)
-    return value if slot.is_state else torch.nn.Parameter(value, requires_grad=slot.trainable)
+    if slot.is_state:
+        return value
+    differentiable = value.is_floating_point() or value.is_complex()
+    return torch.nn.Parameter(value, requires_grad=slot.trainable and differentiable)
 
 
-def _free(owner: torch.nn.Module, name: str) -> str:
-    """Return a name that is none of a module's own attributes."""
-    while hasattr(torch.nn.Module, name) or (name in owner.__dict__):
+def _free(owner: torch.nn.Module, name: str, *taken: Container[str]) -> str:
+    """Return a name that is none of a module's own attributes, and not taken otherwise."""
+    while hasattr(type(owner), name) or name in owner.__dict__ or any(name in names for names in taken):
         name += "_"
     return name
 
