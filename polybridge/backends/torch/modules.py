@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch._C._autograd import _top_saved_tensors_default_hooks  # private, as in native.py
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
@@ -18,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # private, as in sou
 from polybridge.backends.torch.convert import lasting, same, spread_like, torch_dtype, whole
 from polybridge.backends.torch.source import AUTOCAST, fake_mode
 from polybridge.core.backend import Backend
-from polybridge.core.errors import DetachedStateWarning, UnbuiltError, UnsupportedModuleError, warn
+from polybridge.core.errors import DetachedStateWarning, RandomnessError, UnbuiltError, UnsupportedModuleError, warn
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
 from polybridge.core.registry import registry
 from polybridge.core.trees import flatten, unflatten
@@ -396,6 +398,8 @@ class BridgedModule(torch.nn.Module):
             except UnbuiltError:  # it had some weights, and was about to make others
                 self._make(args, kwargs)
                 ran = self._run(args, kwargs, compute)
+        if self._bridge.functional.draws_unseen(self.training):
+            self._refuse_recomputation()
         if ran.losses or self.losses:
             self.losses = list(ran.losses)
         with torch.no_grad():
@@ -464,6 +468,13 @@ class BridgedModule(torch.nn.Module):
         autocasts = compute is not None and self._bridge.functional.autocasts
         mode = str(compute).removeprefix("torch.") if autocasts else None
         return self._bridge.run(Weights(params, state, seed, mode), self.training, args, kwargs)
+
+    def _refuse_recomputation(self) -> None:
+        """Refuse a checkpoint around numbers that do not follow from torch's generators, which it would restore."""
+        hooks = _top_saved_tensors_default_hooks(False)
+        if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
+            raise RandomnessError.recomputed(self._bridge.name, "checkpoint")
+        self._bridge.refuse_recomputation(self.training, "CheckpointFunction.")  # private: the reentrant one (2.13)
 
     def _all(self, where: dict[str, str]) -> dict[str, Tensor]:
         return {name: operator.attrgetter(path)(self) for name, path in where.items()}
