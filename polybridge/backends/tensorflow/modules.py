@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private, convert
+from polybridge.backends.tensorflow import _private, convert, source
 from polybridge.core import dlpack
 from polybridge.core.backend import Backend
 from polybridge.core.errors import MutationError, NotCallableError, UnbuiltError, UnsupportedTensorError
@@ -127,12 +127,15 @@ class TensorFlowFunctional(Functional):
         """Call the module while its variables have other values.
 
         Raises:
+            NotImplementedError: it is to be vectorised, and would lose the gradients of what is assigned.
             UnbuiltError: the module was about to make variables.
             UnsupportedTensorError: a weight has another dtype than its variable.
             MutationError: the module assigned to a trainable variable.
         """
         if not self.built:
             raise UnbuiltError.before_call(self.name)
+        if source.is_vectorising():
+            raise NotImplementedError("TensorFlow vectorises nothing that is assigned to a variable")
         values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
         for slot in self.slots:
             if values[slot.name].dtype.is_integer and slot.holder.dtype.is_integer:
