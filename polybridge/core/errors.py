@@ -555,6 +555,15 @@ class RandomnessError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def unseedable(cls, call: str) -> RandomnessError:
+        """Say that no key reaches the generator, and what one does reach."""
+        return cls(
+            f"`{call}` draws random numbers from its framework's own generator, which follow from no key: the same "
+            f"call would give others each time. Let it draw from a generator that is part of its state, such as "
+            f"`tf.random.Generator`, or call it as in evaluation."
+        )
+
+    @classmethod
     def recomputed(cls, call: str, function: str) -> RandomnessError:
         """Say that the backward would see other numbers than the forward."""
         return cls(

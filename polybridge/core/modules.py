@@ -444,11 +444,11 @@ class Bridge:
         """Call where random numbers follow from a key that the caller gives, or there are none.
 
         Raises:
-            RandomnessError: there is no seed, and the module has drawn random numbers.
+            RandomnessError: there is no seed, or none that would reach it, and the module has drawn random numbers.
         """
         found = self(weights, training, args, kwargs)
         if weights.seed is None and self.functional.draws_unseen(training):
-            raise RandomnessError.unseeded(self.name)
+            raise (RandomnessError.unseeded if self.random else RandomnessError.unseedable)(self.name)
         return found
 
     def seeded(

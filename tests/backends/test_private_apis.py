@@ -398,3 +398,38 @@ def test_what_is_no_plain_tensor_of_torch_says_so():
 
     assert all(hasattr(kind, "__tensor_flatten__") for kind in (AsyncCollectiveTensor, DTensor))
     assert hasattr(DTensor, "full_tensor") and hasattr(AsyncCollectiveTensor, "wait")
+
+
+def test_tf_tells_a_callback_of_operations_and_of_functions_that_it_runs():
+    traced = tf.function(lambda: tf.random.uniform([2]))
+    traced()
+    for draw, draws in ((traced, True), (lambda: tf.random.normal([2]), True), (lambda: tf.ones(2), False)):
+        with _private.drawing() as drawn:
+            draw()
+        assert drawn() is draws
+        with tf.Graph().as_default(), _private.drawing() as drawn:
+            draw()
+        assert drawn() is draws
+
+
+def test_torch_recomputes_in_frames_and_under_hooks_of_known_names():
+    assert torch.utils.checkpoint.CheckpointFunction.forward.__qualname__ == "CheckpointFunction.forward"
+    seen = []
+
+    def looks(x):
+        seen.append(torch._C._autograd._top_saved_tensors_default_hooks(False)[0].__module__)
+        return x * x
+
+    torch.utils.checkpoint.checkpoint(looks, torch.ones(1, requires_grad=True), use_reentrant=False)
+    assert seen == ["torch.utils.checkpoint"]
+
+
+def test_a_layer_of_keras_asks_its_policy_for_the_dtype_at_each_call():
+    import keras
+
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    layer.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
+    assert layer(tf.ones((1, 3))).dtype == tf.bfloat16 and layer.kernel.dtype == "float32"
+    layer.dtype_policy = keras.DTypePolicy("float32")
+    assert layer(tf.ones((1, 3))).dtype == tf.float32

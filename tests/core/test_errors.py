@@ -77,6 +77,7 @@ EXAMPLES = [
     errors.WeightsError.misfit("f", "0.weight", (2, 3), (3,)),
     errors.WeightsError.stateful("f"),
     errors.RandomnessError.unseeded("f"),
+    errors.RandomnessError.unseedable("f"),
     errors.FactoryError.other("make", ["w"], ["kernel"]),
     errors.UnbuiltError.before_call("Net"),
     errors.UnbuiltError.before_wrap("Net", "jax"),

@@ -294,3 +294,29 @@ def test_gradients_go_through_both_seams():
     grads = {name: p.grad for name, p in bridged.named_parameters()}
     for name, p in twin.named_parameters():
         np.testing.assert_allclose(grads[name], p.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_vmap_over_a_module_of_tensorflow_keeps_the_gradients_of_its_weights(per_example, jitted):
+    class Squashed(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = tf.Variable(np.linspace(-1, 1, 12).reshape(4, 3).astype("float32"))
+
+        def __call__(self, x):
+            return tf.tanh(x @ self.w)
+
+    apply, params, state = polybridge.wrap(Squashed(), dst="jax")
+    x = jnp.linspace(-2, 1, 20).reshape(5, 1, 4)
+
+    def gradient(fn):
+        one = jax.grad(lambda params, x: jnp.sum(fn(params, x) ** 2))
+        if per_example:
+            return jax.vmap(one, (None, 0))(params, x)["w"]
+        return jax.grad(lambda params: jnp.sum(jax.vmap(lambda x: fn(params, x))(x) ** 2))(params)["w"]
+
+    with pytest.warns(polybridge.LoopWarning):
+        found = (jax.jit(gradient, static_argnums=0) if jitted else gradient)(lambda p, x: apply(p, state, x)[0])
+        jax.block_until_ready(found)
+    np.testing.assert_allclose(found, gradient(lambda p, x: jnp.tanh(x @ p["w"])), 1e-5, 1e-6)

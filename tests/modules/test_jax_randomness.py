@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 
 import polybridge
@@ -162,3 +163,40 @@ def test_what_draws_nothing_needs_no_key(compiled):
 
     out = (jax.jit(run) if compiled else run)(jnp.ones((2, 3, 8)))
     np.testing.assert_allclose(out, layer(torch.ones(2, 3, 8)).detach(), rtol=1e-5, atol=1e-5)
+
+
+class Dropping(tf.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.w, self.draw = tf.Variable(tf.ones(64)), draw
+        self.generator = tf.random.Generator.from_seed(0)
+
+    def __call__(self, x, training=False):
+        return self.draw(self, x * self.w) if training else x * self.w
+
+
+DRAWS = {
+    "eager": lambda module, x: tf.nn.dropout(x, 0.5),
+    "function": tf.function(lambda module, x: tf.cond(x[0] > 0, lambda: tf.random.shuffle(x), lambda: x)),
+}
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_numbers_of_tensorflow_that_no_key_reaches_are_refused(draw, jitted):
+    apply, params, state = polybridge.wrap(Dropping(DRAWS[draw]), dst="jax")
+    run = jax.jit(apply, static_argnames="training") if jitted else apply
+    for _ in range(2):
+        with pytest.raises(polybridge.RandomnessError, match=r"tf\.random\.Generator"):
+            run(params, state, jnp.ones(64), rng=jax.random.key(0), training=True)
+    np.testing.assert_array_equal(run(params, state, jnp.ones(64))[0], np.ones(64))
+
+
+def test_a_generator_that_is_state_is_not_refused():
+    module = Dropping(lambda module, x: x * module.generator.uniform([64]))
+    apply, params, state = polybridge.wrap(module, dst="jax")
+    first, after = apply(params, state, jnp.ones(64), training=True)
+    again, _ = apply(params, state, jnp.ones(64), training=True)
+    second, _ = apply(params, after, jnp.ones(64), training=True)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, second)

@@ -1,5 +1,6 @@
 """Asks that a `tf.Module` or a SavedModel is computed and trained here as TensorFlow does it, and left alone."""
 
+import contextlib
 import re
 import threading
 
@@ -375,3 +376,17 @@ def test_a_keras_layer_inside_of_a_module_is_part_of_it(rng):
     module(torch.from_numpy(x)).sum().backward()
     assert {name for name, _ in module.named_parameters()} == {"layer.kernel", "layer.bias"}
     assert all(p.grad is not None for p in module.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_numbers_that_torch_does_not_restore_is_refused(reentrant):
+    drawing, plain = Scale(lambda x, w: tf.nn.dropout(x * w, 0.5)), Scale()
+    x = torch.ones(2, 3, requires_grad=True)
+    for source, fits in ((drawing, False), (plain, True)):
+        module = polybridge.wrap(source, dst="torch")
+        for _ in range(2):
+            with (
+                contextlib.nullcontext() if fits else pytest.raises(polybridge.RandomnessError, match=r"[cC]heckpoint")
+            ):
+                torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
+            assert module(x).shape == (2, 3)  # outside of it

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -51,6 +53,8 @@ class KerasFunctional(Functional):
 
     It runs as a graph, as in Keras's own `fit`, unless a model has `run_eagerly`.
     """
+
+    autocasts = True
 
     def __init__(self, layer: keras.layers.Layer, backend: Backend) -> None:
         """Name the variables that there are."""
@@ -134,7 +138,7 @@ class KerasFunctional(Functional):
         if weights.seed is not None:
             values[id(generator.state)] = _seed(weights.seed, len(self._seeds), generator.state)
         trained = {id(slot.holder) for slot in self.slots if not slot.is_state}
-        with _Scope(values, trained) as scope:
+        with _mixed(self._layers, weights.compute), _Scope(values, trained) as scope:
             out = self.module(*args, **kwargs)
             losses = [*scope.losses, *self._regularization(weights)]
         if scope.losses:
@@ -218,6 +222,72 @@ class KerasFunctional(Functional):
             own = self.slots[0].holder._dtype
             raise UnsupportedTensorError.weight(self.name, self.slots[0].name, dtype, own, problem)
         return functional
+
+
+@contextlib.contextmanager
+def _mixed(layers: Sequence[keras.layers.Layer], compute: str | None) -> Iterator[None]:
+    """Let layers whose policy is float32 compute as under a mixed policy, on this thread.
+
+    The layers themselves, and no others made of their configuration, which need not hold all that a user has set.
+
+    Args:
+        layers: all of a model's; those of another policy keep it.
+        compute: the narrower dtype; None for none.
+    """
+    before = getattr(_thread, "compute", None)
+    if compute is None and before is None:
+        yield
+        return
+    plain = [layer for layer in layers if layer.dtype_policy in (_PLAIN, _MIXABLE)]
+    _Mixable.enter(plain)
+    _thread.compute = compute
+    try:
+        yield
+    except Exception as error:
+        if compute is None:
+            raise
+        error.add_note(
+            f"The model was called in torch's autocast, where layers of the dtype policy float32 compute as under "
+            f"mixed_{compute}. In `torch.autocast(..., enabled=False)` they compute in float32."
+        )
+        raise
+    finally:
+        _thread.compute = before
+        _Mixable.leave(plain)
+
+
+_thread = threading.local()
+_PLAIN = keras.DTypePolicy("float32")
+
+
+class _Mixable(keras.DTypePolicy):
+    """The policy float32, which on a thread inside of `_mixed` computes in a narrower dtype: other threads go on."""
+
+    _lock = threading.Lock()
+    _users: ClassVar[dict[int, int]] = {}  # by the id of a layer
+
+    @property
+    def compute_dtype(self) -> str:
+        return getattr(_thread, "compute", None) or "float32"
+
+    @classmethod
+    def enter(cls, layers: Sequence[keras.layers.Layer]) -> None:
+        with cls._lock:
+            for layer in layers:
+                cls._users[id(layer)] = cls._users.get(id(layer), 0) + 1
+                layer.dtype_policy = _MIXABLE
+
+    @classmethod
+    def leave(cls, layers: Sequence[keras.layers.Layer]) -> None:
+        with cls._lock:
+            for layer in layers:
+                cls._users[id(layer)] -= 1
+                if not cls._users[id(layer)]:
+                    del cls._users[id(layer)]
+                    layer.dtype_policy = _PLAIN
+
+
+_MIXABLE = _Mixable("float32")
 
 
 class _Scope(keras.StatelessScope):

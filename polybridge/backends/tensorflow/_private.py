@@ -18,6 +18,7 @@ from tensorflow.python.eager.context import executing_eagerly as executing_eager
 from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.record import record_operation
 from tensorflow.python.eager.record import stop_recording as stop_recording  # no public one stops every tape
+from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import control_flow_util, gen_script_ops, script_ops
 from tensorflow.python.ops.parallel_for import pfor
 
@@ -38,6 +39,77 @@ def is_taped() -> bool:
 def in_xla_context() -> bool:
     """Whether the graph being built is inside `tf.function(jit_compile=True)`; the public API does not tell."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[Callable[[], bool]]:
+    """Give a function that tells whether this thread has drawn from TensorFlow's own generators since.
+
+    These are parts of operations, which no public call tells of; `tf.random.Generator`'s is a variable. In a graph,
+    operations that would draw count, whether they run or not.
+    """
+    kinds: set[str] = set()
+    graph = None if executing_eagerly() else tf.compat.v1.get_default_graph()
+    before = 0 if graph is None else len(graph.get_operations())
+
+    def note(op_type: Any, *_: Any, **__: Any) -> None:
+        kinds.add(op_type.decode() if isinstance(op_type, bytes) else op_type)
+
+    def found() -> bool:
+        nodes = [] if graph is None else [op.node_def for op in graph.get_operations()[before:]]
+        return _draws(kinds.union(*map(_called, nodes)))
+
+    op_callbacks.add_op_callback(note)
+    try:
+        yield found
+    finally:
+        op_callbacks.remove_op_callback(note)
+
+
+def _called(node: Any) -> set[str]:
+    """Return what a node of a graph runs: its operation, and the functions that it calls."""
+    functions = [a.func.name for a in node.attr.values() if a.HasField("func")]
+    return {node.op, *functions, *(f.name for a in node.attr.values() for f in a.list.func)}
+
+
+def _draws(kinds: set[str]) -> bool:
+    known, pending = context.context(), list(kinds)
+    seen = set(kinds)
+    while pending:
+        kind = pending.pop()
+        if kind in _DRAWING:
+            return True
+        if known.has_function(kind):
+            inner = set().union(*map(_called, known.get_function_def(kind).node_def)) - seen
+            seen |= inner
+            pending.extend(inner)
+    return False
+
+
+_DRAWING = frozenset(
+    [
+        "RandomUniform",
+        "RandomUniformInt",
+        "RandomStandardNormal",
+        "TruncatedNormal",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "Multinomial",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "UniformCandidateSampler",
+        "LogUniformCandidateSampler",
+        "FixedUnigramCandidateSampler",
+        "AllCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "ThreadUnsafeUnigramCandidateSampler",
+        "FractionalMaxPool",
+        "FractionalAvgPool",
+    ]
+)
 
 
 def has_started() -> bool:

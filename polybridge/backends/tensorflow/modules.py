@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private, convert
+from polybridge.backends.tensorflow import _private, convert, source
 from polybridge.core import dlpack
 from polybridge.core.backend import Backend
 from polybridge.core.errors import MutationError, NotCallableError, UnbuiltError, UnsupportedTensorError
@@ -63,7 +63,7 @@ class TensorFlowFunctional(Functional):
         endpoint: the name of the function of a SavedModel that is called instead.
     """
 
-    random = False  # it draws from TensorFlow's own generators, or from variables
+    random = False  # no seed reaches it: it draws from TensorFlow's own generators, or from variables
 
     def __init__(self, module: Any, backend: Backend, endpoint: str | None = None) -> None:
         """Name the variables that there are."""
@@ -73,12 +73,21 @@ class TensorFlowFunctional(Functional):
         self._spares: list[TensorFlowFunctional] = []  # those that nobody uses
         self._copies: list[TensorFlowFunctional] = []
         self._settled: set[bool] = set()  # whether a call has shown, in training and not, that it makes no variables
+        self._drawn: dict[bool, bool] = {}  # by training
         self._index()
         self.built = bool(self.slots)
 
     def held(self) -> Iterator[Any]:
         """Yield the variables, of copies too."""
         return (slot.holder for functional in (self, *self._copies) for slot in functional.slots)
+
+    def draws(self, training: bool) -> bool:
+        """Return whether a call has drawn from TensorFlow's own generators."""
+        return self._drawn.get(training, False)
+
+    def draws_unseen(self, training: bool) -> bool:
+        """Return the same."""
+        return self.draws(training)
 
     def read(self, slot: Slot) -> Tensor:
         """Return the value of a variable."""
@@ -88,7 +97,8 @@ class TensorFlowFunctional(Functional):
         """Assign to the variables."""
         for slot in self.slots:
             if slot.name in values:
-                slot.holder.assign(values[slot.name])
+                value = values[slot.name]
+                slot.holder.assign(tf.cast(value, slot.holder.dtype) if value.dtype.is_integer else value)
         return self.module
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -117,14 +127,21 @@ class TensorFlowFunctional(Functional):
         """Call the module while its variables have other values.
 
         Raises:
+            NotImplementedError: it is to be vectorised, and would lose the gradients of what is assigned.
             UnbuiltError: the module was about to make variables.
             UnsupportedTensorError: a weight has another dtype than its variable.
             MutationError: the module assigned to a trainable variable.
         """
         if not self.built:
             raise UnbuiltError.before_call(self.name)
+        if source.is_vectorising():
+            raise NotImplementedError("TensorFlow vectorises nothing that is assigned to a variable")
         values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
         for slot in self.slots:
+            if values[slot.name].dtype.is_integer and slot.holder.dtype.is_integer:
+                values[slot.name] = tf.cast(
+                    values[slot.name], slot.holder.dtype
+                )  # a destination may have its own width
             if values[slot.name].dtype != slot.holder.dtype:
                 found, own = values[slot.name].dtype.name, slot.holder.dtype.name
                 reason = "a variable of TensorFlow has one dtype for good"
@@ -144,7 +161,7 @@ class TensorFlowFunctional(Functional):
             self._tell(values)
             self._assign(values)
             with tf.variable_creator_scope(self._refused) if is_first else contextlib.nullcontext():
-                out = self._function()(*args, **kwargs)
+                out = self._called(training, args, kwargs)
             if is_first:
                 self._check(values)
                 self._settled.add(training)
@@ -152,6 +169,14 @@ class TensorFlowFunctional(Functional):
         finally:
             self._assign(before)
             self._tell({name: value for name, value in outer.items() if value is not None})
+
+    def _called(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if training in self._drawn:
+            return self._function()(*args, **kwargs)
+        with _private.drawing() as drawn:
+            out = self._function()(*args, **kwargs)
+        self._drawn[training] = drawn()
+        return out
 
     def _index(self) -> None:
         found = _variables(self.module) if self._endpoint is None else _captured(self._function())
@@ -217,7 +242,7 @@ class TensorFlowFunctional(Functional):
             return None
         if [slot.name for slot in spare.slots] != [slot.name for slot in self.slots]:
             return None
-        spare._settled = self._settled
+        spare._settled, spare._drawn = self._settled, self._drawn
         self._copies.append(spare)
         return spare
 

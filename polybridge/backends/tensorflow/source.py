@@ -47,7 +47,9 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
 
         def example(elements: Sequence[Tensor]) -> Sequence[Tensor]:
             following = iter(elements)
-            return tuple(fn(*(x if axis is None else next(following) for x, axis in zip(inputs, axes, strict=True))))
+            given = [x if axis is None else next(following) for x, axis in zip(inputs, axes, strict=True)]
+            with _vectorising():
+                return tuple(fn(*given))
 
         found: Sequence[Tensor] = tf.vectorized_map(example, batch, fallback_to_while_loop=False)
         return found
@@ -59,6 +61,24 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
         return found
 
     return guarded
+
+
+_mapping = threading.local()
+
+
+@contextlib.contextmanager
+def _vectorising() -> Iterator[None]:
+    before = is_vectorising()
+    _mapping.inside = True
+    try:
+        yield
+    finally:
+        _mapping.inside = before
+
+
+def is_vectorising() -> bool:
+    """Whether this thread traces the example of a batch."""
+    return getattr(_mapping, "inside", False)
 
 
 def _first(x: Tensor, axis: int) -> Tensor:

@@ -11,16 +11,19 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch._C._autograd import _top_saved_tensors_default_hooks  # private, as in native.py
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as in source.py
 
 from polybridge.backends.torch.convert import lasting, same, spread_like, torch_dtype, whole
-from polybridge.backends.torch.source import fake_mode
+from polybridge.backends.torch.source import AUTOCAST, fake_mode
 from polybridge.core.backend import Backend
-from polybridge.core.errors import DetachedStateWarning, UnbuiltError, UnsupportedModuleError, warn
+from polybridge.core.errors import DetachedStateWarning, RandomnessError, UnbuiltError, UnsupportedModuleError, warn
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
 from polybridge.core.registry import registry
+from polybridge.core.trees import flatten, unflatten
 
 Tensor = torch.Tensor
 
@@ -350,10 +353,17 @@ def _autocast(dtype: str | None) -> Iterator[None]:
         yield
 
 
+def _no_autocast(kind: str) -> contextlib.AbstractContextManager[Any]:
+    """Keep torch's autocast from what a source calls of torch: its graphs would keep what they were traced with."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+
+
 class BridgedModule(torch.nn.Module):
     """A module of another framework: its weights are parameters, its state is buffers, under the source's names.
 
-    `train()` and `eval()` say how it computes, and random numbers follow from torch's own seed.
+    `train()` and `eval()` say how it computes, and random numbers follow from torch's own seed. In `torch.autocast` a
+    source that has a mode for it (Keras: mixed dtype policies) computes in it. Any other computes in its weights' own
+    dtype, in which it also gets what autocast has narrowed.
 
     Attributes:
         losses: what the last call adds to the loss besides, such as regularisers: scalars, differentiable.
@@ -379,11 +389,17 @@ class BridgedModule(torch.nn.Module):
             self._make(args, kwargs)
         for part in self._parts:
             part.prepare()
-        try:
-            ran = self._run(args, kwargs)
-        except UnbuiltError:  # it had some weights, and was about to make others
-            self._make(args, kwargs)
-            ran = self._run(args, kwargs)
+        compute = self._autocast_dtype()
+        if compute is not None and not self._bridge.functional.autocasts:
+            args, kwargs = self._widened((args, kwargs), compute)
+        with _no_autocast("cpu"), _no_autocast("cuda"):
+            try:
+                ran = self._run(args, kwargs, compute)
+            except UnbuiltError:  # it had some weights, and was about to make others
+                self._make(args, kwargs)
+                ran = self._run(args, kwargs, compute)
+        if self._bridge.functional.draws_unseen(self.training):
+            self._refuse_recomputation()
         if ran.losses or self.losses:
             self.losses = list(ran.losses)
         with torch.no_grad():
@@ -428,13 +444,37 @@ class BridgedModule(torch.nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._is_copy = True
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def _autocast_dtype(self) -> torch.dtype | None:
+        """Return the dtype of torch's autocast for the devices of the weights; None where it is off."""
+        enabled = [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]
+        if not enabled:
+            return None
+        kinds = {x.device.type for x in (*self.parameters(), *self.buffers())} or {"cpu"}
+        return next((torch.get_autocast_dtype(kind) for kind in enabled if kind in kinds), None)
+
+    def _widened(self, tree: Any, narrow: torch.dtype) -> Any:
+        """Return arguments with what autocast has narrowed in the dtype of the weights."""
+        floats = {x.dtype for x in self.parameters() if x.is_floating_point()} or {torch.float32}
+        dtype = max(floats, key=lambda d: torch.finfo(d).bits)
+        leaves, treedef = flatten(tree)
+        return unflatten(treedef, [x.to(dtype) if isinstance(x, Tensor) and x.dtype == narrow else x for x in leaves])
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], compute: torch.dtype | None) -> Ran:
         seed = _drawn() if self._bridge.random else None
         state = self._all(self._state)
         if torch.is_grad_enabled():  # a backward may need it as it was
             state = {name: x.clone() for name, x in state.items()}
         params = {name: lasting(x) for name, x in self._all(self._params).items()}
-        return self._bridge.run(Weights(params, state, seed), self.training, args, kwargs)
+        autocasts = compute is not None and self._bridge.functional.autocasts
+        mode = str(compute).removeprefix("torch.") if autocasts else None
+        return self._bridge.run(Weights(params, state, seed, mode), self.training, args, kwargs)
+
+    def _refuse_recomputation(self) -> None:
+        """Refuse a checkpoint around numbers that do not follow from torch's generators, which it would restore."""
+        hooks = _top_saved_tensors_default_hooks(False)
+        if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
+            raise RandomnessError.recomputed(self._bridge.name, "checkpoint")
+        self._bridge.refuse_recomputation(self.training, "CheckpointFunction.")  # private: the reentrant one (2.13)
 
     def _all(self, where: dict[str, str]) -> dict[str, Tensor]:
         return {name: operator.attrgetter(path)(self) for name, path in where.items()}

@@ -235,14 +235,14 @@ def state() -> Context:
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(device)
-        for kind, dtype in zip(_AUTOCAST, autocast, strict=True):
+        for kind, dtype in zip(AUTOCAST, autocast, strict=True):
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
         return stack
 
     return entered
 
 
-_AUTOCAST = ("cpu", "cuda")
+AUTOCAST = ("cpu", "cuda")
 _PLAIN = contextlib.nullcontext()
 
 
@@ -283,7 +283,7 @@ _latest = _Randomness(b"")
 
 def _autocast() -> list[torch.dtype | None]:
     """Return for each kind of device the dtype that autocast uses, None where it is off."""
-    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _AUTOCAST]
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in AUTOCAST]
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
