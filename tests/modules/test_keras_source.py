@@ -417,3 +417,17 @@ def test_threads_compute_with_their_own_weights(rng):
     for number, each in enumerate(modules):
         assert all(torch.equal(y, each(x)) for y in found[number])
     assert not torch.equal(found[0][0], found[1][0])
+
+
+def test_weights_made_in_inference_mode_are_trained_later(rng):
+    module = polybridge.wrap(keras_models.Late(), dst="torch")
+    with torch.inference_mode():
+        module(torch.from_numpy(batch(rng)))
+    module(torch.from_numpy(batch(rng))).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_two_instances_with_a_bridged_layer_have_the_same_names():
+    models = [keras.Sequential([keras.Input((4,)), polybridge.wrap(torch.nn.Linear(4, 2), dst="keras")]) for _ in "ab"]
+    names = [list(polybridge.wrap(model, dst="torch").state_dict()) for model in models]
+    assert names[0] == names[1]

@@ -526,7 +526,7 @@ def _names(layer: keras.layers.Layer) -> dict[str, Any]:
     Keras numbers the layers of a process; here those of one parent are numbered, so that a model has the same names
     whenever it is built.
     """
-    classes = {inner.name: _snake(type(inner).__name__) for inner in layer._flatten_layers()}
+    classes = {inner.name: _snake(_class(inner)) for inner in layer._flatten_layers()}
     classes |= {generator.name: "seed_generator" for generator in _seed_generators(layer)}
     numbers: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     found: dict[str, Any] = {}
@@ -543,6 +543,11 @@ def _names(layer: keras.layers.Layer) -> dict[str, Any]:
         name = _unused(".".join(path), found)
         found[name] = variable
     return found
+
+
+def _class(layer: keras.layers.Layer) -> str:
+    """Return after what a layer is named."""
+    return layer._bridge.name if isinstance(layer, BridgedLayer) else type(layer).__name__
 
 
 def _variables(layer: keras.layers.Layer) -> list[keras.Variable]:
