@@ -244,6 +244,15 @@ class WeightsError(ArgumentError, ValueError):
         )
 
     @classmethod
+    def rebuilt(cls, name: str) -> WeightsError:
+        """Say that the source is not what was wrapped."""
+        return cls(
+            f"`{name}` has other layers, weights or ties between weights than when it was wrapped, so that its bridged "
+            f"module holds what it does not compute with. Wrap it again after such a change: "
+            f"`polybridge.wrap(module, dst=...)`."
+        )
+
+    @classmethod
     def stateful(cls, call: str) -> WeightsError:
         """Say that a module that has state was called without it."""
         return cls(
@@ -615,6 +624,14 @@ class DetachedStateWarning(PolybridgeWarning):
         return cls(
             f"`{call}` has made weights at its first call: {', '.join(names)}. They are parameters now, but an "
             f"optimiser that was made before does not have them: make it after the first call."
+        )
+
+    @classmethod
+    def made(cls, call: str, names: Iterable[str]) -> DetachedStateWarning:
+        """Say that state that a module has made later is no state of the destination."""
+        return cls(
+            f"`{call}` has made buffers since it was wrapped: {', '.join(names)}. They stay in the source: its bridged "
+            f"modules share them, and do not save or copy them. Call the module once before you wrap it."
         )
 
 

@@ -88,6 +88,8 @@ EXAMPLES = [
     errors.NotCallableError.saved_model([], ["serving_default"]),
     errors.UnsupportedTensorError.weight("Net", "kernel", "float64", "float32", "it says so"),
     errors.UntracedWarning.in_tensorflow("Net", ValueError("no")),
+    errors.WeightsError.rebuilt("Net"),
+    errors.DetachedStateWarning.made("Net", ["cache"]),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

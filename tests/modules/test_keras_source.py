@@ -417,3 +417,47 @@ def test_threads_compute_with_their_own_weights(rng):
     for number, each in enumerate(modules):
         assert all(torch.equal(y, each(x)) for y in found[number])
     assert not torch.equal(found[0][0], found[1][0])
+
+
+def test_weights_made_in_inference_mode_are_trained_later(rng):
+    module = polybridge.wrap(keras_models.Late(), dst="torch")
+    with torch.inference_mode():
+        module(torch.from_numpy(batch(rng)))
+    module(torch.from_numpy(batch(rng))).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_two_instances_with_a_bridged_layer_have_the_same_names():
+    models = [keras.Sequential([keras.Input((4,)), polybridge.wrap(torch.nn.Linear(4, 2), dst="keras")]) for _ in "ab"]
+    names = [list(polybridge.wrap(model, dst="torch").state_dict()) for model in models]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("called", [0, 3])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.add(keras.layers.Dense(3)),
+        lambda model: model.pop(),
+        lambda model: model.layers[0].enable_lora(2),
+    ],
+    ids=["add", "remove", "lora"],
+)
+def test_a_source_that_was_rebuilt_has_to_be_wrapped_again(rng, change, called):
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
+    x = torch.from_numpy(batch(rng))
+    model(x.numpy())
+    module = polybridge.wrap(model, dst="torch")
+    for _ in range(called):
+        module(x)
+    change(model)
+    for use in (lambda: module(x), module.sync_to_source):
+        with pytest.raises(polybridge.WeightsError, match="Wrap it again"):
+            use()
+    expected = model(x.numpy())
+    again = polybridge.wrap(model, dst="torch")
+    np.testing.assert_allclose(again(x).detach().numpy(), expected, rtol=1e-5)
+    model.compile("adam", "mse")  # changes nothing about it
+    model.fit(x.numpy(), np.zeros(expected.shape), verbose=0)
+    again.sync_from_source()
+    np.testing.assert_allclose(again(x).detach().numpy(), model(x.numpy()), rtol=1e-5)

@@ -390,3 +390,24 @@ def test_a_checkpoint_around_numbers_that_torch_does_not_restore_is_refused(reen
             ):
                 torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
             assert module(x).shape == (2, 3)  # outside of it
+
+
+class Nested(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.shift = Scale(), tf.Variable(1.0)
+
+    def __call__(self, x):
+        return self.inner(x) + self.shift
+
+
+@pytest.mark.parametrize(("name", "made"), [("inner", Scale), ("shift", lambda: tf.Variable(2.0))])
+def test_a_source_that_was_rebuilt_has_to_be_wrapped_again(name, made):
+    source = Nested()
+    module = polybridge.wrap(source, dst="torch")
+    module(torch.ones(3))
+    setattr(source, name, made())
+    for use in (lambda: module(torch.ones(3)), module.sync_to_source):
+        with pytest.raises(polybridge.WeightsError, match="Nested.*Wrap it again"):
+            use()
+    assert polybridge.wrap(source, dst="torch")(torch.ones(3)).tolist() == source(tf.ones(3)).numpy().tolist()

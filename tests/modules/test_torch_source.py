@@ -267,3 +267,77 @@ def test_threads_can_share_a_module():
         found = list(pool.map(lambda i: bridged[i % 2](xs[i]).numpy(), range(40)))
     for x, y in zip(xs, found, strict=True):
         np.testing.assert_allclose(y, module(torch.from_numpy(x)).detach(), 1e-5, 1e-6)
+
+
+class Counting(nn.Module):
+    """Puts a new tensor in the place of its buffer at each call, and one in an empty place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", None)
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.linear(x) * self.calls
+
+
+@pytest.mark.parametrize("dst", ["keras", "tf"])
+def test_what_the_source_holds_now_is_synchronised(dst):
+    """Native use of a module, `load_state_dict(assign=True)` and `Module.to` put other tensors in its places."""
+    net = Counting()
+    bridged = polybridge.wrap(net, dst=dst)
+    net(torch.ones(2, 3)), net(torch.ones(2, 3))
+    bridged.sync_from_source()
+    assert bridged.state["calls"].numpy() == 2
+    net.load_state_dict({name: torch.full_like(x, 5) for name, x in net.state_dict().items()}, assign=True)
+    bridged.sync_from_source()
+    assert bridged.params["linear.weight"].numpy().max() == bridged.state["calls"].numpy() == 5
+    bridged(tf.ones((2, 3)), training=True)
+    bridged.params["linear.weight"].assign(tf.fill((3, 3), 7.0))
+    net.double()
+    bridged.sync_to_source()
+    assert (net.calls, net.linear.weight[0, 0]) == (6, 7)
+
+
+def tied(net):
+    net[1].weight = net[0].weight
+
+
+def untied(net):
+    net[2].bias = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.append(nn.Linear(3, 4)),
+        lambda net: net.pop(2),
+        lambda net: net.__setitem__(0, nn.Linear(3, 3)),
+        lambda net: parametrizations.weight_norm(net[0]),
+        lambda net: setattr(net[1], "bias", nn.Parameter(torch.zeros(3))),
+        lambda net: setattr(net[0], "bias", None),
+        tied,
+        untied,
+    ],
+    ids=["append", "remove", "replace", "parametrize", "add a bias", "drop a bias", "tie", "untie"],
+)
+def test_a_source_that_was_rebuilt_has_to_be_wrapped_again(change):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+    net[2].bias = net[0].bias
+    bridged = polybridge.wrap(net, dst="tf")
+    change(net)
+    for use in (lambda: bridged(tf.ones((2, 3))), bridged.sync_to_source, bridged.sync_from_source):
+        with pytest.raises(polybridge.WeightsError, match="Sequential.*Wrap it again"):
+            use()
+    again = polybridge.wrap(net, dst="tf")
+    assert again(tf.ones((2, 3))).numpy().tobytes() == net(torch.ones(2, 3)).detach().numpy().tobytes()
+
+
+def test_a_buffer_that_is_made_late_is_warned_of():
+    net = Counting()
+    bridged = polybridge.wrap(net, dst="tf")
+    net.last = torch.ones(3)
+    with pytest.warns(polybridge.DetachedStateWarning, match="Counting.*last"):
+        bridged(tf.ones((2, 3)))

@@ -19,7 +19,7 @@ from keras.src.saving.serialization_lib import in_safe_mode  # private: no publi
 
 from polybridge.backends.tensorflow.tracing import Traced
 from polybridge.core.backend import Backend
-from polybridge.core.errors import FactoryError, MutationError, UnbuiltError, UnsupportedTensorError
+from polybridge.core.errors import FactoryError, MutationError, UnbuiltError, UnsupportedTensorError, WeightsError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 from polybridge.core.specs import TensorSpec, dtype
 from polybridge.core.trees import flatten, unflatten
@@ -87,7 +87,9 @@ class KerasFunctional(Functional):
 
         Raises:
             UnsupportedTensorError: a value has a dtype that its variable cannot hold exactly.
+            WeightsError: the layer has other layers or weights than it had.
         """
+        self._look()
         for slot in self.slots:
             value = values.get(slot.name)
             if value is not None and not np.can_cast(value.dtype.as_numpy_dtype, dtype(slot.holder._dtype)):
@@ -105,9 +107,11 @@ class KerasFunctional(Functional):
             UnbuiltError: the layer has not made all of its variables, or draws from Keras's global generator and was
                 given no seed.
             UnsupportedTensorError: the layer cannot compute in the weights' dtype.
+            WeightsError: the layer has other layers or weights than it had.
         """
         if not self.built:
             raise UnbuiltError.before_call(self.name)
+        self._look()
         functional = self._computing_in(_weights)
         if functional._takes_training:
             kwargs.setdefault("training", _training)
@@ -128,6 +132,12 @@ class KerasFunctional(Functional):
         self._regularized = [slot for slot in self.slots if slot.holder.regularizer is not None]
         self.built = not self._unbuilt()
         self._is_settled = all(inner.built for inner in self._layers)
+        self._structure = list(map(_structure, self._layers))
+
+    def _look(self) -> None:
+        """Raise a WeightsError if layers or weights have been added or removed; what a first call makes is no such."""
+        if self._is_settled and list(map(_structure, self._layers)) != self._structure:
+            raise WeightsError.rebuilt(self.name)
 
     def _unbuilt(self) -> bool:
         return not (self.module.built or getattr(self, "_is_called", False))
@@ -185,6 +195,7 @@ class KerasFunctional(Functional):
             known = {id(slot.holder) for slot in self.slots}
             if any(id(v) not in known for v in _variables(self.module)):
                 raise UnbuiltError.before_call(self.name)
+            self._structure = list(map(_structure, self._layers))
 
     def _computing_in(self, weights: Weights) -> KerasFunctional:
         """Return this function, or one of a layer like this whose policy is the dtype that the weights have."""
@@ -596,7 +607,7 @@ def _names(layer: keras.layers.Layer) -> dict[str, Any]:
     Keras numbers the layers of a process; here those of one parent are numbered, so that a model has the same names
     whenever it is built.
     """
-    classes = {inner.name: _snake(type(inner).__name__) for inner in layer._flatten_layers()}
+    classes = {inner.name: _snake(_class(inner)) for inner in layer._flatten_layers()}
     classes |= {generator.name: "seed_generator" for generator in _seed_generators(layer)}
     numbers: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     found: dict[str, Any] = {}
@@ -613,6 +624,16 @@ def _names(layer: keras.layers.Layer) -> dict[str, Any]:
         name = _unused(".".join(path), found)
         found[name] = variable
     return found
+
+
+def _structure(layer: keras.layers.Layer) -> tuple[int, int, int]:
+    """Return what changes when a layer or a weight is added or removed, as by `model.add` and `enable_lora`."""
+    return len(layer._layers), len(layer._trainable_variables), len(layer._non_trainable_variables)  # private, as above
+
+
+def _class(layer: keras.layers.Layer) -> str:
+    """Return after what a layer is named."""
+    return layer._bridge.name if isinstance(layer, BridgedLayer) else type(layer).__name__
 
 
 def _variables(layer: keras.layers.Layer) -> list[keras.Variable]:

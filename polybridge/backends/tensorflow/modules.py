@@ -15,7 +15,7 @@ import tensorflow as tf
 from polybridge.backends.tensorflow import _private, convert, source
 from polybridge.core import dlpack
 from polybridge.core.backend import Backend
-from polybridge.core.errors import MutationError, NotCallableError, UnbuiltError, UnsupportedTensorError
+from polybridge.core.errors import MutationError, NotCallableError, UnbuiltError, UnsupportedTensorError, WeightsError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 
 Tensor = Any
@@ -94,7 +94,12 @@ class TensorFlowFunctional(Functional):
         return tf.raw_ops.ReadVariableOp(resource=slot.holder.handle, dtype=slot.holder.dtype)
 
     def write(self, values: Mapping[str, Tensor]) -> Any:
-        """Assign to the variables."""
+        """Assign to the variables.
+
+        Raises:
+            WeightsError: the module has other variables or parts than it had.
+        """
+        self._look()
         for slot in self.slots:
             if slot.name in values:
                 value = values[slot.name]
@@ -131,11 +136,13 @@ class TensorFlowFunctional(Functional):
             UnbuiltError: the module was about to make variables.
             UnsupportedTensorError: a weight has another dtype than its variable.
             MutationError: the module assigned to a trainable variable.
+            WeightsError: the module has other variables or parts than it had.
         """
         if not self.built:
             raise UnbuiltError.before_call(self.name)
         if source.is_vectorising():
             raise NotImplementedError("TensorFlow vectorises nothing that is assigned to a variable")
+        self._look()
         values = {**_weights.params, **{name: tf.stop_gradient(x) for name, x in _weights.state.items()}}
         for slot in self.slots:
             if values[slot.name].dtype.is_integer and slot.holder.dtype.is_integer:
@@ -178,8 +185,14 @@ class TensorFlowFunctional(Functional):
         self._drawn[training] = drawn()
         return out
 
+    def _look(self) -> None:
+        """Raise a WeightsError if something else has been put in the place of a variable or a part with variables."""
+        if any(attributes.get(name) is not child for attributes, name, child in self._parts):
+            raise WeightsError.rebuilt(self.name)
+
     def _index(self) -> None:
-        found = _variables(self.module) if self._endpoint is None else _captured(self._function())
+        self._parts: list[tuple[dict[str, Any], str, Any]] = []
+        found = _variables(self.module, self._parts) if self._endpoint is None else _captured(self._function())
         self.slots = [
             Slot(name, variable, not trains, trains)
             for name, (variable, trainable) in found.items()
@@ -373,8 +386,15 @@ def _drawn() -> Tensor:
     return tf.bitcast(tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32), tf.uint32)
 
 
-def _variables(module: Any) -> dict[str, tuple[tf.Variable, bool]]:
-    """Return the variables that a module tracks, each once, by where they are, and whether they are trained."""
+def _variables(
+    module: Any, parts: list[tuple[dict[str, Any], str, Any]] | None = None
+) -> dict[str, tuple[tf.Variable, bool]]:
+    """Return the variables that a module tracks, each once, by where they are, and whether they are trained.
+
+    Args:
+        module: that is walked.
+        parts: gets what was found in an attribute: all attributes of its owner, which one, and what it holds.
+    """
     found: dict[str, tuple[tf.Variable, bool]] = {}
     seen: set[int] = set()
     pending = [("", module)]
@@ -390,8 +410,12 @@ def _variables(module: Any) -> dict[str, tuple[tf.Variable, bool]]:
         if type(owner).__module__.startswith("keras.") and isinstance(getattr(owner, "value", None), tf.Variable):
             found[".".join([*path.split(".")[:-1], owner.name])] = owner.value, owner.trainable  # a variable of Keras
             continue
+        attributes = getattr(owner, "__dict__", {})
         for name, child in view.children(owner).items():
             pending.append((f"{path}.{name}".lstrip("."), child))
+            holds = isinstance(child, tf.Variable) or (isinstance(child, tf.Module) and child.variables)
+            if parts is not None and holds and attributes.get(name) is child:
+                parts.append((attributes, name, child))
     return found
 
 

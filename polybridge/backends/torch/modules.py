@@ -20,7 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode  # private, as in sou
 from polybridge.backends.torch.convert import lasting, same, spread_like, torch_dtype, whole
 from polybridge.backends.torch.source import AUTOCAST, fake_mode
 from polybridge.core.backend import Backend
-from polybridge.core.errors import DetachedStateWarning, RandomnessError, UnbuiltError, UnsupportedModuleError, warn
+from polybridge.core.errors import (
+    DetachedStateWarning,
+    RandomnessError,
+    UnbuiltError,
+    UnsupportedModuleError,
+    WeightsError,
+    warn,
+)
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
 from polybridge.core.registry import registry
 from polybridge.core.trees import flatten, unflatten
@@ -91,6 +98,8 @@ class TorchFunctional(Functional):
         ]
         self.built = not any(is_lazy(slot.holder) for slot in self.slots)
         self._places = _places(module)
+        self._structure = [_structure(inner) for inner in self._modules]
+        self._held: dict[str, Tensor] = {slot.name: slot.holder for slot in self.slots}
 
     def _mode(self, training: bool) -> list[bool]:
         """Return which submodules compute as while training."""
@@ -108,18 +117,59 @@ class TorchFunctional(Functional):
                 inner.training = was
 
     def read(self, slot: Slot) -> Tensor:
-        """Return the values of a parameter or buffer."""
-        holder: Tensor = slot.holder
-        return holder.detach()
+        """Return the values of a parameter or buffer.
+
+        Raises:
+            WeightsError: the module has other layers or weights than it had.
+        """
+        return self._current()[slot.name].detach()
 
     def write(self, values: Mapping[str, Tensor]) -> torch.nn.Module:
-        """Write to the parameters and buffers in place."""
+        """Write to the parameters and buffers in place.
+
+        Raises:
+            WeightsError: the module has other layers or weights than it had.
+        """
+        held = self._current()
         with torch.no_grad():
-            for slot in self.slots:
-                if slot.name in values:
-                    slot.holder.copy_(values[slot.name])
+            for name, value in values.items():
+                held[name].copy_(value)
         module: torch.nn.Module = self.module
         return module
+
+    def held(self) -> Iterator[Tensor]:
+        """Yield the parameters and buffers that the module has now."""
+        return iter(self._held.values())
+
+    def _current(self) -> dict[str, Tensor]:
+        """Return what the module has in its places now: whoever uses it may have put other tensors there."""
+        if self._using.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._using.release()
+        return self._held  # while another call computes, as it found them
+
+    def _look(self) -> None:
+        """Find the tensors in the module's places, when no call has put others there.
+
+        Raises:
+            WeightsError: there are other places than there were.
+        """
+        structure = [_structure(inner) for inner in self._modules]
+        if structure != self._structure:
+            self._adopt(structure)
+        held: dict[str, Tensor] = {}
+        for name, owners in self._places:
+            tensors = [
+                (inner._parameters if is_param else inner._buffers).get(last) for inner, last, is_param in owners
+            ]
+            if tensors[0] is None or any(x is not tensors[0] for x in tensors):
+                raise WeightsError.rebuilt(self.name)
+            held[name] = tensors[0]
+        if len({id(x) for x in held.values()}) < len(held):
+            raise WeightsError.rebuilt(self.name)
+        self._held = held
 
     def signature(self) -> inspect.Signature | None:
         """Return that of `forward`."""
@@ -160,11 +210,31 @@ class TorchFunctional(Functional):
         )
         return out, {name: after[name].detach() for name in changed}
 
+    def _adopt(self, structure: list[Structure]) -> None:
+        """Warn of buffers that the module has made, for instance in a call; refuse other changes.
+
+        Raises:
+            WeightsError: there are other submodules or parameters.
+        """
+        if [found[:2] for found in structure] != [known[:2] for known in self._structure]:
+            raise WeightsError.rebuilt(self.name)
+        self._structure = structure
+        known = {(id(inner), last) for _, owners in self._places for inner, last, _ in owners}
+        names = [
+            f"{path}.{last}".lstrip(".")
+            for (path, inner), (_, _, buffers) in zip(self.module.named_modules(), structure, strict=True)
+            for last in buffers
+            if (id(inner), last) not in known
+        ]
+        if names:
+            warn(DetachedStateWarning.made(self.name, names))
+
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Module], Places]]:
         """Give the module itself, or if another call computes with it a copy that shares its tensors."""
         if self._using.acquire(blocking=False):
             try:
+                self._look()
                 yield self.module, self._modules, self._places
             finally:
                 self._using.release()
@@ -282,6 +352,16 @@ def _places(module: torch.nn.Module) -> Places:
                 if x is not None:
                     found.setdefault(names[id(x)], []).append((inner, last, is_param))
     return list(found.items())
+
+
+Structure = tuple[list[torch.nn.Module | None], list[str], list[str]]
+"""The submodules of a module, and the names of its parameters and its buffers."""
+
+
+def _structure(module: torch.nn.Module) -> Structure:
+    held = module._parameters, module._buffers
+    params, buffers = ([name for name, x in tensors.items() if x is not None] for tensors in held)
+    return list(module._modules.values()), params, buffers
 
 
 def _twin(module: torch.nn.Module, twins: dict[int, torch.nn.Module]) -> torch.nn.Module:
@@ -548,6 +628,7 @@ class _Unmade(dict[str, Any]):
     values = keys = items
 
 
+@torch.inference_mode(False)  # in which a first call may be made, while others train
 def _holder(bridge: Bridge, slot: Slot) -> Tensor:
     value = bridge.fetch(slot)
     if slot.is_state:
