@@ -421,6 +421,14 @@ class MutationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def late(cls, call: str, name: str) -> MutationError:
+        """Say that a module has made a variable while it ran."""
+        return cls(
+            f"`{call}` made the variable {name} in a call, and what it holds would be lost: the next call would make "
+            f"it again. Make it where the module is made, or call the module once before `polybridge.wrap`."
+        )
+
+    @classmethod
     def refused(cls, call: str, error: BaseException) -> MutationError:
         """Say that a write was stopped, and what happens next."""
         return cls(

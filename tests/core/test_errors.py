@@ -78,6 +78,7 @@ EXAMPLES = [
     errors.WeightsError.stateful("f"),
     errors.RandomnessError.unseeded("f"),
     errors.RandomnessError.unseedable("f"),
+    errors.MutationError.late("f", "calls"),
     errors.FactoryError.other("make", ["w"], ["kernel"]),
     errors.UnbuiltError.before_call("Net"),
     errors.UnbuiltError.before_wrap("Net", "jax"),

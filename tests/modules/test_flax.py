@@ -339,3 +339,24 @@ apply(params, state, jnp.ones(2))
 assert not {"flax", "equinox", "optax", "keras"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_variable_that_a_call_makes_is_refused_and_what_it_sows_is_not():
+    class Counts(nnx.Module):
+        def __init__(self, sows):
+            self.w, self.sows = nnx.Param(jnp.ones(3)), sows
+
+        def __call__(self, x):
+            if self.sows:
+                self.sow(nnx.Intermediate, "seen", x)
+            elif not hasattr(self, "calls"):
+                self.calls = nnx.Variable(jnp.zeros(()))  # which would be made again at each call
+            return x * self.w[...]
+
+    module = polybridge.wrap(Counts(sows=False), dst="torch")
+    for _ in range(2):
+        with pytest.raises(polybridge.MutationError, match="calls"):
+            module(torch.ones(3))
+    module = polybridge.wrap(Counts(sows=True), dst="torch")
+    for _ in range(2):
+        assert torch.equal(module(torch.ones(3)), torch.ones(3))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polybridge.core.backend import Backend
-from polybridge.core.errors import RandomnessError
+from polybridge.core.errors import MutationError, RandomnessError
 from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
 
 Array = Any
@@ -79,7 +79,11 @@ class FlaxFunctional(Functional):
             module.train()
         self._complete(kwargs, _training, key)
         out = module(*args, **kwargs)
-        after = {path: _value(x) for path, x in nnx.to_flat_state(nnx.state(module))}
+        left = dict(nnx.to_flat_state(nnx.state(module)))
+        made = [p for p, x in left.items() if p not in self._start and not isinstance(x, nnx.Intermediate)]
+        if made:
+            raise MutationError.late(self.name, ".".join(map(str, made[0])))
+        after = {path: _value(x) for path, x in left.items()}
         if key is None and any(after[path] is not x for path, x in streams.items()):
             raise RandomnessError.unseeded(self.name)
         changed = {s.name: after[self._paths[s.name]] for s in self.slots if s.is_state}
