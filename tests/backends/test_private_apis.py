@@ -93,6 +93,14 @@ def test_a_tensor_is_followed_under_a_tape_and_under_an_accumulator():
     assert not _private.is_taped()
 
 
+def test_a_variable_that_is_not_trained_can_be_followed():
+    variable = tf.Variable(2.0, trainable=False)
+    _private.let_follow(variable)
+    with tf.GradientTape() as tape:
+        y = variable**2
+    assert float(tape.gradient(y, variable)) == 4
+
+
 def test_a_recorded_operation_gets_its_gradient():
     x = tf.constant(2.0)
     with tf.GradientTape() as tape:

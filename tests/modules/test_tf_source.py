@@ -393,6 +393,6 @@ def test_a_source_that_was_rebuilt_has_to_be_wrapped_again(name, made):
     module(torch.ones(3))
     setattr(source, name, made())
     for use in (lambda: module(torch.ones(3)), module.sync_to_source):
-        with pytest.raises(polybridge.WeightsError, match="Nested.*Wrap it again"):
+        with pytest.raises(polybridge.WeightsError, match=r"Nested.*Wrap it again"):
             use()
     assert polybridge.wrap(source, dst="torch")(torch.ones(3)).tolist() == source(tf.ones(3)).numpy().tolist()

@@ -329,7 +329,7 @@ def test_a_source_that_was_rebuilt_has_to_be_wrapped_again(change):
     bridged = polybridge.wrap(net, dst="tf")
     change(net)
     for use in (lambda: bridged(tf.ones((2, 3))), bridged.sync_to_source, bridged.sync_from_source):
-        with pytest.raises(polybridge.WeightsError, match="Sequential.*Wrap it again"):
+        with pytest.raises(polybridge.WeightsError, match=r"Sequential.*Wrap it again"):
             use()
     again = polybridge.wrap(net, dst="tf")
     assert again(tf.ones((2, 3))).numpy().tobytes() == net(torch.ones(2, 3)).detach().numpy().tobytes()
@@ -339,5 +339,5 @@ def test_a_buffer_that_is_made_late_is_warned_of():
     net = Counting()
     bridged = polybridge.wrap(net, dst="tf")
     net.last = torch.ones(3)
-    with pytest.warns(polybridge.DetachedStateWarning, match="Counting.*last"):
+    with pytest.warns(polybridge.DetachedStateWarning, match=r"Counting.*last"):
         bridged(tf.ones((2, 3)))

@@ -151,7 +151,9 @@ class TorchFunctional(Functional):
             self._adopt(structure)
         held: dict[str, Tensor] = {}
         for name, owners in self._places:
-            tensors = [(inner._parameters if is_param else inner._buffers).get(last) for inner, last, is_param in owners]
+            tensors = [
+                (inner._parameters if is_param else inner._buffers).get(last) for inner, last, is_param in owners
+            ]
             if tensors[0] is None or any(x is not tensors[0] for x in tensors):
                 raise WeightsError.rebuilt(self.name)
             held[name] = tensors[0]
