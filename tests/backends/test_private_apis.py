@@ -406,3 +406,14 @@ def test_what_is_no_plain_tensor_of_torch_says_so():
 
     assert all(hasattr(kind, "__tensor_flatten__") for kind in (AsyncCollectiveTensor, DTensor))
     assert hasattr(DTensor, "full_tensor") and hasattr(AsyncCollectiveTensor, "wait")
+
+
+def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
+    from polybridge.backends.torch import modules
+
+    counted = []
+    with modules._noticing(lambda fn, *args, **kwargs: counted.append(fn) or fn(*args, **kwargs)):
+        y = torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(1, requires_grad=True), use_reentrant=False)
+    assert not counted
+    y.backward()
+    assert len(counted) == 1
