@@ -93,6 +93,14 @@ def test_a_tensor_is_followed_under_a_tape_and_under_an_accumulator():
     assert not _private.is_taped()
 
 
+def test_a_variable_that_is_not_trained_can_be_followed():
+    variable = tf.Variable(2.0, trainable=False)
+    _private.let_follow(variable)
+    with tf.GradientTape() as tape:
+        y = variable**2
+    assert float(tape.gradient(y, variable)) == 4
+
+
 def test_a_recorded_operation_gets_its_gradient():
     x = tf.constant(2.0)
     with tf.GradientTape() as tape:
@@ -433,3 +441,14 @@ def test_a_layer_of_keras_asks_its_policy_for_the_dtype_at_each_call():
     assert layer(tf.ones((1, 3))).dtype == tf.bfloat16 and layer.kernel.dtype == "float32"
     layer.dtype_policy = keras.DTypePolicy("float32")
     assert layer(tf.ones((1, 3))).dtype == tf.float32
+
+
+def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
+    from polybridge.backends.torch import modules
+
+    counted = []
+    with modules._noticing(lambda fn, *args, **kwargs: counted.append(fn) or fn(*args, **kwargs)):
+        y = torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(1, requires_grad=True), use_reentrant=False)
+    assert not counted
+    y.backward()
+    assert len(counted) == 1

@@ -180,6 +180,30 @@ def test_frozen_weights_and_layers():
     assert len(model.trainable_variables) == 5 + 2 and not layer.params["body.0.weight"].trainable
 
 
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_weights_that_the_source_froze_can_be_trained_later(eagerly):
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).requires_grad_(False)
+    module[2].requires_grad_(True)
+    layer = polybridge.wrap(module, dst="keras")
+    model = keras.Sequential([keras.Input((4,)), layer])
+    x, y = np.ones((8, 4), "float32"), np.zeros((8, 1), "float32")
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eagerly)
+    model.fit(x, y, batch_size=8, verbose=0)
+    for variable in layer.params.values():
+        variable.trainable = True
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eagerly)
+    model.fit(x, y, batch_size=8, verbose=0)
+
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for epoch in range(2):
+        module.requires_grad_(True) if epoch else None
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(layer.params[name].numpy(), parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_module_that_two_layers_share_gets_the_sum_of_gradients():
     module = nn.Linear(4, 4)
     inner = nn.Sequential(module, nn.Tanh())

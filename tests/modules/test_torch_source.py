@@ -339,5 +339,43 @@ def test_a_buffer_that_is_made_late_is_warned_of():
     net = Counting()
     bridged = polybridge.wrap(net, dst="tf")
     net.last = torch.ones(3)
-    with pytest.warns(polybridge.DetachedStateWarning, match="Counting.*last"):
+    with pytest.warns(polybridge.DetachedStateWarning, match=r"Counting.*last"):
         bridged(tf.ones((2, 3)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, checkpoints):
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x):
+        return (
+            torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False) if self.checkpoints else self.body(x)
+        )
+
+
+@pytest.mark.parametrize("wrapper", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_checkpoints_in_a_module_compute_again_with_the_weights_of_the_call(wrapper):
+    """And leave the source's own statistics alone, and count the destination's once."""
+    x, found = tf.constant(floats(5, 4)), []
+    weights = {name: floats(*p.shape) for name, p in Checkpointed(False).named_parameters()}
+    for checkpoints in (False, True):
+        net = Checkpointed(checkpoints)
+        before = copy.deepcopy(net.state_dict())
+        layer = polybridge.wrap(net, dst="keras")
+        for name, value in weights.items():
+            layer.params[name].assign(value)
+        layer.seed_generators[0].state.assign([3, 4])
+
+        @wrapper
+        def step(layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(layer(x, training=True) ** 2)
+            return tape.gradient(loss, [x, *layer.trainable_variables])
+
+        found.append([*step(), *(v.value for v in layer.state.values())])
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    for plain, checkpointed in zip(*found, strict=True):
+        np.testing.assert_allclose(checkpointed, plain, rtol=1e-4, atol=1e-5)

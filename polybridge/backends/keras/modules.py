@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator  # private: no public name leads to it (3.15)
 from keras.src.saving.serialization_lib import in_safe_mode  # private: no public name tells (3.15)
 
+from polybridge.backends.tensorflow import _private
 from polybridge.backends.tensorflow.tracing import Traced
 from polybridge.core.backend import Backend
 from polybridge.core.errors import FactoryError, MutationError, UnbuiltError, UnsupportedTensorError, WeightsError
@@ -452,6 +453,8 @@ class BridgedLayer(keras.layers.Layer):
             made = {s.name: self._library.shared.get(s, partial(_variable, bridge, s)) for s in bridge.slots}
         self.params = {slot.name: made[slot.name] for slot in bridge.slots if not slot.is_state}
         self.state = {slot.name: made[slot.name] for slot in bridge.slots if slot.is_state}
+        frozen = [made[slot.name] for slot in bridge.slots if not (slot.is_state or slot.trainable)]
+        object.__setattr__(self, "_frozen", frozen)  # in the source; nothing that Keras has to find once more
         for name, variable in made.items():  # `tf.train.Checkpoint` finds attributes, and nothing in Keras's dicts
             setattr(self, f"variable:{name}", variable)
         self.built = True
@@ -466,6 +469,9 @@ class BridgedLayer(keras.layers.Layer):
     @tf.autograph.experimental.do_not_convert
     def _compute(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
         """Call the source's module with these variables, and assign what it changes of the state."""
+        for variable in self._frozen:
+            if variable.trainable and isinstance(value := variable.value, tf.Variable) and not value.trainable:
+                _private.let_follow(value)
         params, state = ({name: tf.convert_to_tensor(v.value) for name, v in h.items()} for h in self._held())
         mixed = self.compute_dtype in _NARROW
         weights = Weights(params, state, None)

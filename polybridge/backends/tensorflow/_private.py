@@ -31,6 +31,12 @@ def is_followed(tensors: Sequence[tf.Tensor]) -> bool:
     return bool(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors)))
 
 
+def let_follow(variable: tf.Variable) -> None:
+    """Let tapes follow a variable that was made as one that is not trained; TensorFlow decides it for good."""
+    for copy in getattr(variable, "values", (variable,)):  # one a device, in a distribution strategy
+        copy._trainable = True
+
+
 def is_taped() -> bool:
     """Whether any tape records on this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import operator
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,7 @@ class TorchFunctional(Functional):
         self.backend, self.name = backend, type(self.module).__name__
         self._drawn: dict[bool, bool] = {}  # by training
         self._using = threading.Lock()
+        self._thread: int | None = None  # that computes with it
         self._find()
 
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -190,25 +191,66 @@ class TorchFunctional(Functional):
         state = {slot.name: _own(kept[slot.name], slot.holder.dtype) for slot in self.slots if slot.is_state}
         given = {**_weights.params, **kept, **state}
         with self._borrowed() as (module, modules, places):
-            before = [inner.training for inner in modules]
-            wanted = self._modes[_training]
-            lists = [_listed(inner) for inner in modules if isinstance(inner, torch.nn.RNNBase)]
-            held = _swapped(places, given)
-            try:
-                if before != wanted:
-                    _set_mode(modules, wanted)
-                with self._seeded(_weights.seed, _training), _autocast(_weights.compute):
-                    out = module(*args, **kwargs)
-            finally:
-                if before != wanted:
-                    _set_mode(modules, before)
-                after = _swapped(places, held)
-                for attributes, listed in lists:
-                    attributes.update(listed)
+            again = partial(self._again, modules, places, given, _training)
+            with (
+                self._placed(modules, places, given, _training) as after,
+                _noticing(again),
+                self._seeded(_weights.seed, _training),
+                _autocast(_weights.compute),
+            ):
+                out = module(*args, **kwargs)
         changed = (
             state if _training else {n: x for n, x in state.items() if _is_changed(after[n], x, _weights.state[n])}
         )
         return out, {name: after[name].detach() for name in changed}
+
+    @contextlib.contextmanager
+    def _placed(
+        self, modules: Sequence[torch.nn.Module], places: Places, given: Mapping[str, Any], training: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Put tensors into a module and set its modes; afterwards, what there is then is in the dict."""
+        after: dict[str, Any] = {}
+        before = [inner.training for inner in modules]
+        wanted = self._modes[training]
+        lists = [_listed(inner) for inner in modules if isinstance(inner, torch.nn.RNNBase)]
+        held = _swapped(places, given)
+        try:
+            if before != wanted:
+                _set_mode(modules, wanted)
+            yield after
+        finally:
+            if before != wanted:
+                _set_mode(modules, before)
+            after.update(_swapped(places, held))
+            for attributes, listed in lists:
+                attributes.update(listed)
+
+    def _again(
+        self,
+        modules: Sequence[torch.nn.Module],
+        places: Places,
+        given: Mapping[str, Tensor],
+        training: bool,
+        fn: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute a part of the module again, in the backward of a call, with the weights of that call.
+
+        What it changes of the state is dropped: the call itself has changed it.
+        """
+        own = places is self._places
+        if own and self._thread == threading.get_ident():  # in the call itself
+            return fn(*args, **kwargs)
+        if own and not self._using.acquire(timeout=_PATIENCE):
+            raise RuntimeError(f"`{self.name}` has been in use by another call for {_PATIENCE} s.")
+        try:
+            state = {slot.name: given[slot.name].clone() for slot in self.slots if slot.is_state}
+            with self._placed(modules, places, {**given, **state}, training):
+                return fn(*args, **kwargs)
+        finally:
+            if own:
+                self._using.release()
 
     def _adopt(self, structure: list[Structure]) -> None:
         """Warn of buffers that the module has made, for instance in a call; refuse other changes.
@@ -235,8 +277,10 @@ class TorchFunctional(Functional):
         if self._using.acquire(blocking=False):
             try:
                 self._look()
+                self._thread = threading.get_ident()
                 yield self.module, self._modules, self._places
             finally:
+                self._thread = None
                 self._using.release()
         else:
             twins: dict[int, torch.nn.Module] = {}
@@ -281,6 +325,32 @@ class TorchFunctional(Functional):
     def _note(self, training: bool, before: Tensor) -> None:
         if not self._drawn.get(training):
             self._drawn[training] = not torch.equal(torch.default_generator.get_state(), before)
+
+
+class _Frame(torch.utils.checkpoint._CheckpointFrame):  # type: ignore[misc]
+    """What `torch.utils.checkpoint` keeps of a forward that it runs again in the backward, with the weights of now.
+
+    Of a module that is called with other weights these are the wrong ones. Private (torch 2.13): there is no hook.
+    """
+
+    def __init__(self, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        again = getattr(_calls, "again", None)
+        super().__init__(recompute_fn if again is None else partial(again, recompute_fn), *args, **kwargs)
+
+
+torch.utils.checkpoint._CheckpointFrame = _Frame
+_calls = threading.local()
+
+
+@contextlib.contextmanager
+def _noticing(again: Callable[..., Any]) -> Iterator[None]:
+    """Let what a checkpoint computes once more be computed by `again`, which is given a function and its arguments."""
+    before = getattr(_calls, "again", None)
+    _calls.again = again
+    try:
+        yield
+    finally:
+        _calls.again = before
 
 
 @contextlib.contextmanager
