@@ -1,5 +1,6 @@
 """Asks of each private name of a framework that polybridge uses that it still does what it is used for."""
 
+import contextlib
 import gc
 import sys
 
@@ -417,3 +418,22 @@ def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
     assert not counted
     y.backward()
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize("wrapper", [lambda f: f, tf.function(autograph=False)], ids=["eager", "graph"])
+def test_what_is_to_be_kept_is_not_recomputed(wrapper):
+    calls = []
+    recomputed = tf.recompute_grad(lambda x: calls.append(x) or x**2)
+    for keeping, expected in ((contextlib.nullcontext, 2), (_private.keeping, 1)):
+        calls.clear()
+
+        @wrapper
+        def slope(x, keeping=keeping):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                with keeping():
+                    y = recomputed(x)
+            return tape.gradient(y, x)
+
+        assert float(slope(tf.constant(3.0))) == 6
+        assert len(calls) == expected

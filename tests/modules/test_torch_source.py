@@ -350,7 +350,9 @@ class Checkpointed(nn.Module):
         self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
 
     def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False) if self.checkpoints else self.body(x)
+        return (
+            torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False) if self.checkpoints else self.body(x)
+        )
 
 
 @pytest.mark.parametrize("wrapper", [lambda f: f, tf.function], ids=["eager", "graph"])
