@@ -1,7 +1,9 @@
 """Asks of each private name of a framework that polybridge uses that it still does what it is used for."""
 
+import contextlib
 import gc
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -452,3 +454,21 @@ def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
     assert not counted
     y.backward()
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize("wrapper", [lambda f: f, tf.function(autograph=False)], ids=["eager", "graph"])
+def test_what_is_to_be_kept_is_not_recomputed(wrapper):
+    calls = []
+    recomputed = tf.recompute_grad(lambda x: calls.append(x) or x**2)
+
+    def slope(keeps, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with _private.keeping() if keeps else contextlib.nullcontext():
+                y = recomputed(x)
+        return tape.gradient(y, x)
+
+    for keeps, expected in ((False, 2), (True, 1)):
+        calls.clear()
+        assert float(wrapper(partial(slope, keeps))(tf.constant(3.0))) == 6
+        assert len(calls) == expected

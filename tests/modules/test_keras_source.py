@@ -461,3 +461,46 @@ def test_a_source_that_was_rebuilt_has_to_be_wrapped_again(rng, change, called):
     model.fit(x.numpy(), np.zeros(expected.shape), verbose=0)
     again.sync_from_source()
     np.testing.assert_allclose(again(x).detach().numpy(), model(x.numpy()), rtol=1e-5)
+
+
+class Recomputing(keras.layers.Layer):
+    def __init__(self, recompute):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(8, "tanh"), keras.layers.Dense(4, "tanh")
+        self.recompute = recompute
+
+    def build(self, shape):
+        self.first.build(shape), self.last.build((None, 8))
+
+    def call(self, x):
+        return self.recompute(lambda x: self.last(self.first(x)))(x)
+
+
+class RecomputingModule(tf.Module):
+    def __init__(self, recompute):
+        super().__init__()
+        self.w = tf.Variable(tf.ones((4, 4)))
+        self.recompute = recompute
+
+    def __call__(self, x):
+        return self.recompute(lambda x: tf.tanh(tf.tanh(x @ self.w)))(x)
+
+
+@pytest.mark.parametrize("recompute", [keras.remat, tf.recompute_grad])
+@pytest.mark.parametrize("kind", [Recomputing, RecomputingModule])
+def test_a_source_that_recomputes_is_differentiated_at_the_weights_of_the_call(rng, kind, recompute):
+    sources = [kind(recompute), kind(lambda f: f)]
+    for source in sources:
+        source.build((None, 4)) if kind is Recomputing else None
+    modules = [polybridge.wrap(source, dst="torch") for source in sources]
+    with torch.no_grad():
+        for p, q in zip(*(module.parameters() for module in modules), strict=True):
+            p.normal_(), q.copy_(p)
+    values = batch(rng)
+    for _ in range(3):  # eagerly, and as a graph
+        grads = []
+        for module in modules:
+            x = torch.from_numpy(values).requires_grad_()
+            grads.append(torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()]))
+        for found, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

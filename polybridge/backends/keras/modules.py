@@ -149,7 +149,7 @@ class KerasFunctional(Functional):
         if weights.seed is not None:
             values[id(generator.state)] = _seed(weights.seed, len(self._seeds), generator.state)
         trained = {id(slot.holder) for slot in self.slots if not slot.is_state}
-        with _mixed(self._layers, weights.compute), _Scope(values, trained) as scope:
+        with _private.keeping(), _mixed(self._layers, weights.compute), _Scope(values, trained) as scope:
             out = self.module(*args, **kwargs)
             losses = [*scope.losses, *self._regularization(weights)]
         if scope.losses:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +21,7 @@ from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.record import record_operation
 from tensorflow.python.eager.record import stop_recording as stop_recording  # no public one stops every tape
 from tensorflow.python.framework import op_callbacks
-from tensorflow.python.ops import control_flow_util, gen_script_ops, script_ops
+from tensorflow.python.ops import control_flow_util, custom_gradient, gen_script_ops, script_ops
 from tensorflow.python.ops.parallel_for import pfor
 
 
@@ -35,6 +37,36 @@ def let_follow(variable: tf.Variable) -> None:
     """Let tapes follow a variable that was made as one that is not trained; TensorFlow decides it for good."""
     for copy in getattr(variable, "values", (variable,)):  # one a device, in a distribution strategy
         copy._trainable = True
+
+
+_calls = threading.local()
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """Let `tf.recompute_grad` and `keras.remat` compute nothing again of what is called here, on this thread.
+
+    They would do so in the backward, when variables have other values again than those that this call is lent.
+    """
+    before = getattr(_calls, "keeping", False)
+    _calls.keeping = True
+    try:
+        yield
+    finally:
+        _calls.keeping = before
+
+
+def _kept(decorator: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(f: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if getattr(_calls, "keeping", False) and getattr(f, "__qualname__", "").startswith("recompute_grad.<locals>"):
+            return inspect.getclosurevars(f).nonlocals["f"](*args, **kwargs)
+        return decorator(f, args, kwargs)
+
+    return decorated
+
+
+custom_gradient._eager_mode_decorator = _kept(custom_gradient._eager_mode_decorator)
+custom_gradient._graph_mode_decorator = _kept(custom_gradient._graph_mode_decorator)
 
 
 def is_taped() -> bool:

@@ -167,7 +167,8 @@ class TensorFlowFunctional(Functional):
         try:
             self._tell(values)
             self._assign(values)
-            with tf.variable_creator_scope(self._refused) if is_first else contextlib.nullcontext():
+            making = tf.variable_creator_scope(self._refused) if is_first else contextlib.nullcontext()
+            with making, _private.keeping():
                 out = self._called(training, args, kwargs)
             if is_first:
                 self._check(values)

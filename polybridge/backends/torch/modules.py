@@ -327,7 +327,7 @@ class TorchFunctional(Functional):
             self._drawn[training] = not torch.equal(torch.default_generator.get_state(), before)
 
 
-class _Frame(torch.utils.checkpoint._CheckpointFrame):  # type: ignore[misc]
+class _Frame(torch.utils.checkpoint._CheckpointFrame):
     """What `torch.utils.checkpoint` keeps of a forward that it runs again in the backward, with the weights of now.
 
     Of a module that is called with other weights these are the wrong ones. Private (torch 2.13): there is no hook.
@@ -338,7 +338,7 @@ class _Frame(torch.utils.checkpoint._CheckpointFrame):  # type: ignore[misc]
         super().__init__(recompute_fn if again is None else partial(again, recompute_fn), *args, **kwargs)
 
 
-torch.utils.checkpoint._CheckpointFrame = _Frame
+torch.utils.checkpoint._CheckpointFrame = _Frame  # type: ignore[misc]
 _calls = threading.local()
 
 
