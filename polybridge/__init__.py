@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from polybridge.core.backend import Backend, Pullback
+from polybridge.core.bridge import Bridge
 from polybridge.core.errors import (
     ArgumentError,
     BackendError,
@@ -38,8 +39,9 @@ from polybridge.core.errors import (
     last_error,
 )
 from polybridge.core.factories import register_factory
+from polybridge.core.functional import Functional, Ran, Slot, Weights
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin, hookimpl
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Ran, Slot, Weights
+from polybridge.core.modules import ModuleLibrary
 from polybridge.core.registry import get_backend, list_backends
 from polybridge.core.relay import Outcome, Relay
 from polybridge.core.specs import TensorSpec

@@ -17,8 +17,9 @@ import pluggy
 from polybridge.core import hookspecs
 from polybridge.core.backend import Backend
 from polybridge.core.errors import BackendError, BackendNotInstalledError, BrokenPluginError, UnknownBackendError
+from polybridge.core.functional import Functional
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin
-from polybridge.core.modules import Functional, ModuleLibrary
+from polybridge.core.modules import ModuleLibrary
 
 
 @dataclass

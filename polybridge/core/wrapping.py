@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from polybridge.core import trees
+from polybridge.core.applied import Applied
 from polybridge.core.backend import Backend
+from polybridge.core.bridge import Bridge
 from polybridge.core.errors import (
     FactoryError,
     NotCallableError,
@@ -21,7 +23,8 @@ from polybridge.core.errors import (
 )
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
 from polybridge.core.factories import Factory, resolve
-from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
+from polybridge.core.functional import Functional
+from polybridge.core.modules import ModuleLibrary
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome

@@ -446,10 +446,10 @@ def test_a_layer_of_keras_asks_its_policy_for_the_dtype_at_each_call():
 
 
 def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
-    from polybridge.backends.torch import modules
+    from polybridge.backends.torch import checkpoints
 
     counted = []
-    with modules._noticing(lambda fn, *args, **kwargs: counted.append(fn) or fn(*args, **kwargs)):
+    with checkpoints.noticing(lambda fn, *args, **kwargs: counted.append(fn) or fn(*args, **kwargs)):
         y = torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(1, requires_grad=True), use_reentrant=False)
     assert not counted
     y.backward()

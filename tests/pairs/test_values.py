@@ -116,7 +116,8 @@ def test_a_chain_of_native_and_wrapped_steps_has_the_gradient_of_the_whole(pair,
 def test_backward_uses_the_dropout_mask_of_the_forward_in_tensorflow():
     """Case 59."""
     x = tf.ones([1000])
-    wrapped = polybridge.wrap(torch.nn.Dropout(0.5), src="torch", dst="tensorflow")
+    dropout = torch.nn.Dropout(0.5)
+    wrapped = polybridge.wrap(lambda x: dropout(x), src="torch", dst="tensorflow")
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = wrapped(x)

@@ -9,8 +9,11 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from polybridge.core.applied import Applied
+from polybridge.core.bridge import Bridge
 from polybridge.core.errors import WeightsError
-from polybridge.core.modules import Applied, Bridge, Functional, ModuleLibrary
+from polybridge.core.functional import Functional
+from polybridge.core.modules import ModuleLibrary
 
 Array = Any
 

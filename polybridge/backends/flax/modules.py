@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polybridge.core.backend import Backend
+from polybridge.core.bridge import Bridge
 from polybridge.core.errors import MutationError, RandomnessError
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary, Slot, Weights
+from polybridge.core.functional import Functional, Slot, Weights
+from polybridge.core.modules import ModuleLibrary
 
 Array = Any
 Path = tuple[Any, ...]

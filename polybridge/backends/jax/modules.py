@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from polybridge.core.modules import Bridge, Functional, ModuleLibrary
+from polybridge.core.bridge import Bridge
+from polybridge.core.functional import Functional
+from polybridge.core.modules import ModuleLibrary
 
 Array = Any
 
