@@ -380,6 +380,7 @@ def test_keras_s_generator_collects_and_lists_as_polybridge_reads():
 
 
 def test_tf_runs_a_function_of_recompute_grad_in_frames_of_that_name():
+    tf.compat.v1.reset_default_graph()  # a loop that raised elsewhere leaves what `tf.recompute_grad` refuses
     seen = []
 
     def looks(x):
@@ -458,6 +459,7 @@ def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
 
 @pytest.mark.parametrize("wrapper", [lambda f: f, tf.function(autograph=False)], ids=["eager", "graph"])
 def test_what_is_to_be_kept_is_not_recomputed(wrapper):
+    tf.compat.v1.reset_default_graph()  # a loop that raised elsewhere leaves what `tf.recompute_grad` refuses
     calls = []
     recomputed = tf.recompute_grad(lambda x: calls.append(x) or x**2)
 

@@ -1,5 +1,8 @@
 """Asks that tracing a torch function into a graph leaves what the function reaches as it was."""
 
+import jax
+import jax.numpy as jnp
+import keras
 import pytest
 import tensorflow as tf
 import torch
@@ -190,3 +193,40 @@ def test_state_that_is_bound_anew_works_with_output_specs():
         y = f(X)
         expected = native(torch.tensor(X.numpy()))
     assert y.numpy().tolist() == expected.tolist()
+
+
+def in_a_plan(loop):
+    jax.block_until_ready(jax.jit(polybridge.wrap(loop, src="tf", dst="jax"))(jnp.ones(3)))
+
+
+def in_a_batch(loop):
+    with pytest.warns(polybridge.LoopWarning):
+        torch.func.vmap(polybridge.wrap(loop, src="tf", dst="torch"))(torch.ones(2, 3))
+
+
+def in_a_layer(loop):
+    class Looping(keras.layers.Layer):
+        def call(self, x):
+            return loop(x)
+
+    module = polybridge.wrap(Looping(), dst="torch")
+    with pytest.warns(polybridge.UntracedWarning):
+        for _ in range(3):
+            module(torch.ones(3))
+
+
+@pytest.mark.parametrize("use", [in_a_plan, in_a_batch, in_a_layer])
+def test_a_loop_that_cannot_be_traced_leaves_nothing_behind_in_tensorflow(use):
+    """`tf.map_fn` sets a caching device while it is traced, which `tf.recompute_grad` does not bear."""
+
+    def loop(x):
+        def body(e):
+            if not tf.executing_eagerly():
+                raise ValueError("not in a graph")
+            return e * 2
+
+        return tf.map_fn(body, x)
+
+    tf.compat.v1.reset_default_graph()  # of which others may have left something
+    use(loop)
+    assert tf.recompute_grad(tf.square)(tf.constant(3.0)).numpy() == 9

@@ -57,10 +57,27 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
     def guarded(*inputs: Tensor) -> Sequence[Tensor]:
         if callbacks.inside():
             raise NotImplementedError("a graph might wait in vain inside a callback of another")
-        found: Sequence[Tensor] = mapped(*inputs)
+        with same_variable_scope():
+            found: Sequence[Tensor] = mapped(*inputs)
         return found
 
     return guarded
+
+
+@contextlib.contextmanager
+def same_variable_scope() -> Iterator[None]:
+    """Leave the variable scope of the caller's graph as it is where something raises that is tried and caught.
+
+    `tf.map_fn` and its kind leave a caching device in it then, which `tf.recompute_grad` refuses (TensorFlow 2.21).
+    """
+    graph, scope = tf.compat.v1.get_default_graph(), tf.compat.v1.get_variable_scope()
+    before = scope.caching_device
+    try:
+        yield
+    except BaseException:
+        with graph.as_default():  # in eager mode it cannot be set
+            scope.set_caching_device(before)
+        raise
 
 
 _mapping = threading.local()
@@ -183,7 +200,8 @@ class Planning(Evaluator):
             with _planning():
                 runs.append(self.vjp_on_copies(placeholders, wanted))
 
-        graph = trace.get_concrete_function(*(tf.TensorSpec(s.shape, s.dtype) for s in specs)).graph
+        with same_variable_scope():
+            graph = trace.get_concrete_function(*(tf.TensorSpec(s.shape, s.dtype) for s in specs)).graph
 
         @contextlib.contextmanager
         def running() -> Iterator[None]:

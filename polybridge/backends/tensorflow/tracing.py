@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from polybridge.backends.tensorflow import _private, callbacks
 from polybridge.backends.tensorflow.convert import is_differentiable
+from polybridge.backends.tensorflow.source import same_variable_scope
 from polybridge.core.errors import UntracedWarning, warn
 from polybridge.core.trees import Kind, Structure, separate
 
@@ -92,7 +93,8 @@ class _Graph:
             results.append(result)
             return found
 
-        self._concrete = flat.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
+        with same_variable_scope():
+            self._concrete = flat.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
         self._structure = results[-1]
         self._held = structure  # its static values are told apart by identity in the key
         self._is_pure = _private.is_pure(self._concrete)
