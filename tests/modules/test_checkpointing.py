@@ -166,7 +166,6 @@ def recomputed(blocks, x):
 
 
 def test_tf_recompute_grad_gives_the_gradients_of_torch_and_keeps_nothing():
-    tf.compat.v1.reset_default_graph()  # a loop that raised elsewhere leaves what `tf.recompute_grad` refuses
     expected = by_torch()
     blocks = [polybridge.wrap(block, dst="tf") for block in torch_blocks()]
     recomputed(blocks, X)  # what a first call shows is kept longer
