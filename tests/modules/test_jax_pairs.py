@@ -173,11 +173,11 @@ class Struct:
     ("params", "get", "names"),
     [
         ({"mlp/~/linear_0": {"w": W, "b": 0}}, lambda p: [p["mlp/~/linear_0"][k] for k in "wb"], ["mlp/~/linear_0.w"]),
-        (Pair(W, jnp.zeros(2)), tuple, ["w", "b"]),
-        (Registered(jnp.asarray(W), jnp.zeros(2)), lambda p: (p.w, p.b), ["w", "b"]),
-        (Struct(jnp.asarray(W), jnp.zeros(2)), lambda p: (p.w, p.b), ["w", "b"]),
-        ([jnp.asarray(W), (jnp.zeros(2), None, "relu")], lambda p: (p[0], p[1][0]), ["0", "1.0"]),
-        (flax.core.freeze({"w": W, "b": jnp.zeros(2)}), lambda p: (p["w"], p["b"]), ["b", "w"]),
+        (Pair(W, jnp.zeros(2, "float32")), tuple, ["w", "b"]),
+        (Registered(jnp.asarray(W), jnp.zeros(2, "float32")), lambda p: (p.w, p.b), ["w", "b"]),
+        (Struct(jnp.asarray(W), jnp.zeros(2, "float32")), lambda p: (p.w, p.b), ["w", "b"]),
+        ([jnp.asarray(W), (jnp.zeros(2, "float32"), None, "relu")], lambda p: (p[0], p[1][0]), ["0", "1.0"]),
+        (flax.core.freeze({"w": W, "b": jnp.zeros(2, "float32")}), lambda p: (p["w"], p["b"]), ["b", "w"]),
     ],
     ids=["haiku", "named tuple", "dataclass", "flax.struct", "list", "frozen dict"],
 )
