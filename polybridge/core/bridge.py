@@ -124,7 +124,6 @@ class Bridge:
 
         Args:
             values: of each slot; where it is not given, the source's, as tensors of the destination.
-
         """
         trained: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}

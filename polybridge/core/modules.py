@@ -17,8 +17,6 @@ from polybridge.core.backend import Backend
 from polybridge.core.bridge import Bridge
 from polybridge.core.functional import Functional, Slot
 
-Tensor = Any
-
 
 class ModuleLibrary(ABC):
     """How a framework's modules become functions, and how it holds a module of another."""

@@ -1,15 +1,3 @@
 """Fixtures of the tests of the documentation."""
 
-from collections.abc import Iterator
-
-import jax
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def jax_has_32_bits() -> Iterator[None]:
-    """JAX as it comes, whatever ran before in this process."""
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", False)
-    yield
-    jax.config.update("jax_enable_x64", before)
+from tests.precision import jax_has_32_bits as jax_has_32_bits

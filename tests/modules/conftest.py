@@ -1,19 +1,9 @@
 """Fixtures of the tests of modules."""
 
-from collections.abc import Iterator
-
-import jax
 import pytest
 import tensorflow as tf
 
-
-@pytest.fixture(autouse=True)
-def jax_has_32_bits() -> Iterator[None]:
-    """JAX as it comes, whatever ran before in this process."""
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", False)
-    yield
-    jax.config.update("jax_enable_x64", before)
+from tests.precision import jax_has_32_bits as jax_has_32_bits
 
 
 @pytest.fixture(autouse=True)

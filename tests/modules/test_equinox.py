@@ -15,13 +15,6 @@ X = RNG.normal(size=(16, 3)).astype("float32")
 Y = RNG.normal(size=(16, 2)).astype("float32")
 
 
-@pytest.fixture(autouse=True)
-def narrow():
-    """JAX with 64 bits off, whatever other tests have left."""
-    with jax.enable_x64(False):
-        yield
-
-
 class Net(eqx.Module):
     """A batch through layers for one example, with statistics and dropout."""
 

@@ -23,13 +23,6 @@ X = RNG.normal(size=(8, 4))
 Y = RNG.normal(size=(8, 2))
 
 
-@pytest.fixture(autouse=True)
-def narrow():
-    """JAX with 64 bits off, whatever other tests have left."""
-    with jax.enable_x64(False):
-        yield
-
-
 def mlp(dtype=torch.float32):
     """A small module of torch, always the same."""
     torch.manual_seed(0)

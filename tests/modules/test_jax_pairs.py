@@ -22,13 +22,6 @@ Y = RNG.normal(size=(8, 2)).astype("float32")
 W = RNG.normal(size=(3, 2)).astype("float32")
 
 
-@pytest.fixture(autouse=True)
-def narrow():
-    """JAX with 64 bits off, whatever other tests have left."""
-    with jax.enable_x64(False):
-        yield
-
-
 def apply(params, state, x, *, training=False, rng=None):
     """A layer with a running mean and a count, and with noise that is added where there is a key."""
     y = x @ params["linear"]["w"] + params["linear"]["b"]

@@ -12,13 +12,6 @@ import polybridge
 KEYS = {"typed": jax.random.key, "old": jax.random.PRNGKey}
 
 
-@pytest.fixture(autouse=True)
-def narrow():
-    """JAX with 64 bits off, whatever other tests have left."""
-    with jax.enable_x64(False):
-        yield
-
-
 class Scaled(torch.nn.Module):
     """Dropout of a scaled input: the gradient of the scale shows the mask of the backward."""
 

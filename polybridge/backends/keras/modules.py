@@ -12,8 +12,6 @@ from polybridge.core.bridge import Bridge
 from polybridge.core.functional import Functional
 from polybridge.core.modules import ModuleLibrary
 
-Tensor = Any
-
 
 class KerasModules(ModuleLibrary):
     """`keras.layers` and `keras.Model`."""

@@ -13,8 +13,6 @@ from polybridge.core.errors import NotCallableError
 from polybridge.core.functional import Functional
 from polybridge.core.modules import ModuleLibrary
 
-Tensor = Any
-
 
 class TensorFlowModules(ModuleLibrary):
     """`tf.Module` and what `tf.saved_model.load` returns: callables whose variables TensorFlow tracks."""

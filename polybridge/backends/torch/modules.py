@@ -13,8 +13,6 @@ from polybridge.core.bridge import Bridge
 from polybridge.core.functional import Functional
 from polybridge.core.modules import ModuleLibrary
 
-Tensor = torch.Tensor
-
 
 class TorchModules(ModuleLibrary):
     """`torch.nn`."""
