@@ -108,6 +108,7 @@ class FunctionRelay(Relay):
         self._source = exchange.source
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()
+        self._dtype, self._narrows = exchange.dest.dtype_name, exchange.dest.narrows
         self._evaluator = program.evaluator(self._run_on_loan, self._run_on_copies)
         self.batched: dict[Any, Any] = {}  # by axes; filled by `batching.batched`
 
@@ -125,16 +126,20 @@ class FunctionRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the program under the source's reverse mode."""
         forks.check(self.call)
-        results, pullback = self._evaluator.vjp(self._lend(xs), wanted)
+        try:
+            lent = self._loan.lend(xs)
+        except UnsupportedTensorError as error:
+            raise self.located(xs, error) from None
+        results, pullback = self._evaluator.vjp(lent, wanted)
+        del lent  # the pullback keeps what it needs
         if not self.program.told:
             self._tell(pullback)
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
-        dest, source = self.exchange.dest, self._source
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        given = _dtypes(dest, [xs[i] for i in wanted]) if source.narrows() else None
+        given = list(map(self._dtype, map(xs.__getitem__, wanted))) if self._source.narrows() else None
         taken = None
         if outcome.dtypes is not None:
             taken = [name for name, is_output in zip(outcome.dtypes, outcome.differentiable, strict=True) if is_output]
@@ -194,7 +199,7 @@ class FunctionRelay(Relay):
         return fn([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
     def _handed_over(self, results: Results) -> Outcome:
-        dtypes = _dtypes(self._source, results.tensors) if self.exchange.dest.narrows() else None
+        dtypes = _dtypes(self._source, results.tensors) if self._narrows() else None
         leaves = _given(self.exchange, results.tensors, self.call, results.structure)
         return Outcome(leaves, results.structure, results.differentiable, dtypes)
 
@@ -284,22 +289,26 @@ class PullbackRelay(Relay):
         return self._outcome(list(self._loan.run(pull, self._lent(xs), self.call, name)))  # held nowhere else
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        lent = self._loan.lend(xs[len(xs) - len(self._slots) :])  # the cotangents come after the primals
+        slots = self._slots
+        lent = self._loan.lend(xs[len(xs) - len(slots) :])  # the cotangents come after the primals
         if self._taken is not None:
             lent = [widened(self.exchange.source, x, name) for x, name in zip(lent, self._taken, strict=True)]
-        return spread(lent, self._slots, self._cotangents)
+        return lent if len(slots) == self._cotangents else spread(lent, slots, self._cotangents)
 
     def _own(self, xs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return the cotangents, which come after the primals."""
         return xs[len(xs) - len(self._slots) :]
 
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
-        leaves = [found[i] for i in self._results]
+        leaves = list(map(found.__getitem__, self._results))
         found.clear()
         given = _given(self.exchange, leaves, self.call)
         connected = tuple([x is not None for x in given])
         if self._given is not None:
-            given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]
+            dest = self.exchange.dest
+            for i, name in enumerate(self._given):
+                if given[i] is not None and dest.dtype_name(given[i]) != name:
+                    given[i] = widened(dest, given[i], name)
         return Outcome(given, None, connected)
 
 
@@ -316,9 +325,9 @@ def _given(
 ) -> list[Tensor | None]:
     """Give each tensor to the caller, emptying the list: what is still referenced here cannot be proved to be free."""
     given: list[Tensor | None] = []
-    for i in range(len(tensors)):
-        try:
+    try:
+        for i in range(len(tensors)):
             given.append(exchange.give(tensors, i))
-        except UnsupportedTensorError as error:
-            raise error.at(call, "a gradient" if structure is None else structure.result(i)) from None
+    except UnsupportedTensorError as error:
+        raise error.at(call, "a gradient" if structure is None else structure.result(len(given))) from None
     return given

@@ -228,7 +228,7 @@ def test_the_root_itself_has_a_name():
 
 def classify(leaf: object) -> Kind:
     """Return what a leaf is to a backend of `int` tensors, to which tuples are composite and sets foreign."""
-    asked = trees.kind_by_type(
+    asked = trees.Classifier(
         lambda x: type(x) is frozenset, lambda x: isinstance(x, range), lambda x: isinstance(x, set)
     )
     return asked(leaf)
@@ -257,7 +257,7 @@ def test_a_leaf_is_classified_by_its_type(leaf, kind):
 
 def test_a_type_is_asked_about_once():
     asked = []
-    classify = trees.kind_by_type(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False)
+    classify = trees.Classifier(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False)
     classify(range(1))
     classify(range(2))
     assert asked == [range(1)]

@@ -8,13 +8,15 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import torch
+from torch._C import _from_dlpack  # private, see `from_dlpack`
 from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
-from torch.utils.dlpack import from_dlpack as from_dlpack  # re-exported: a capsule in, a tensor out
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
 
+_STRIDED = torch.strided
+_COMMON = (torch.Tensor, torch.nn.Parameter)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
@@ -67,6 +69,14 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         UnsupportedTensorError: as `dtype_name`, and fake tensors.
     """
+    if (
+        type(tensor) in _COMMON
+        and tensor.layout is _STRIDED
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_meta or tensor.is_nested)
+        and tensor.dtype in _NAMES
+    ):
+        return tensor
     dtype_name(tensor)
     if type(tensor) is FakeTensor:
         raise UnsupportedTensorError(
@@ -110,7 +120,10 @@ def are_freed(before: Sequence[tuple[int, int] | None], tensors: Sequence[torch.
 
 
 def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _group is not None and _group.WORLD is not None  # what `is_initialized` asks, without four calls
+
+
+_group = torch.distributed.group if torch.distributed.is_available() else None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,6 +145,12 @@ def spread_like(value: torch.Tensor, parameter: Any) -> torch.Tensor:
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Return a capsule on the memory of a dense tensor."""
     return _to_dlpack(tensor.detach())  # a tensor of its own, so that `owns` sees the capsule
+
+
+def from_dlpack(capsule: Any) -> torch.Tensor:
+    """Return a tensor on the memory of a capsule."""
+    tensor: torch.Tensor = _from_dlpack(capsule)  # private: the public one takes objects too, and asks first (2.13)
+    return tensor
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -159,6 +178,11 @@ def adopt(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
 def copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a row-major copy that derivatives pass through."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def reference(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor on the same storage."""
+    return tensor.detach()
 
 
 def owns(tensor: torch.Tensor) -> bool:
