@@ -78,7 +78,7 @@ class Exchange:
         return self.dest.dlpack and self.source.dlpack
 
     @functools.cached_property
-    def _share(self) -> Callable[[Tensor], Tensor]:
+    def _share(self) -> Carry:
         return sharing(self.source, self.dest)
 
     @functools.cached_property
@@ -130,13 +130,13 @@ class Loan:
     """
 
     __slots__ = (
+        "_carry",
         "_exchange",
         "_guarding",
         "_inside",
         "_own",
         "_probes",
         "_residual",
-        "_share",
         "_spoiled",
         "_watching",
     )
@@ -150,7 +150,9 @@ class Loan:
         # Without DLPack nobody watches, and memory that does not last could be kept.
         self._own = exchange.fleeting or (not exchange.by_dlpack and exchange.copy is not False)
         keeping = not self._own and exchange.by_dlpack and not exchange.source.writes
-        self._share = sharing(exchange.dest, exchange.source, keeps=keeping)
+        self._carry = (
+            owning(exchange.dest, exchange.source) if self._own else sharing(exchange.dest, exchange.source, keeping)
+        )
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
         self._residual: weakref.ref[Any] | None = None
@@ -161,10 +163,7 @@ class Loan:
             self._reconsider()
         dest, source = self._exchange.dest, self._exchange.source
         if not self._guarding or self._inside:
-            if self._own:
-                return [None if x is None else move(x, dest, source, own=True) for x in tensors]
-            share = self._share
-            return [None if x is None else share(x) for x in tensors]
+            return list(map(self._carry, tensors))
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]
@@ -190,8 +189,16 @@ class Loan:
         if not self._watching:
             return fn(lent)
         source = self._exchange.source
+        if self._own and not self._guarding:  # what was lent is nobody else's
+            try:
+                return fn(lent)
+            except Exception as error:
+                if source.is_refused_write(error):
+                    self._distrust()
+                    raise MutationError.refused(call, error) from error
+                raise
         handed = [None if x is None else _copied(source, x) for x in lent] if self._guarding else lent
-        before = [None if x is None else source.version(x) for x in handed]
+        before = _versions(handed, source.version)
         try:
             result = fn(handed)
         except Exception as error:
@@ -199,7 +206,7 @@ class Loan:
                 self._distrust()
                 raise MutationError.refused(call, error) from error
             raise
-        after = [None if x is None else source.version(x) for x in handed]
+        after = _versions(handed, source.version)
         written = [] if after == before else [i for i, version in enumerate(after) if version != before[i]]
         if not self._guarding:
             if written:
@@ -209,6 +216,8 @@ class Loan:
             # a write may go past the version counter
             if written or not all(a is None or source.same(a, b) for a, b in zip(lent, handed, strict=True)):
                 self._spoiled = True
+            elif self._own:  # what was lent was nobody else's, so that the function may keep it
+                self._guarding = False
             else:
                 self._keep(handed)
         return result
@@ -241,6 +250,13 @@ class Loan:
     @property
     def _prober(self) -> Backend:
         return self._exchange.source if self._inside else self._exchange.dest
+
+
+def _versions(tensors: Sequence[Tensor | None], version: Callable[[Tensor], int]) -> list[int | None]:
+    found: list[int | None] = []
+    for x in tensors:
+        found.append(None if x is None else version(x))
+    return found
 
 
 class _Copy:
@@ -281,7 +297,11 @@ def _is_like(copy: Tensor, tensor: Tensor, backend: Backend) -> bool:
     return backend.spec(copy) == backend.spec(tensor) and backend.same(copy, tensor)
 
 
-def sharing(origin: Backend, target: Backend, keeps: bool = False) -> Callable[[Tensor], Tensor]:
+Carry = Callable[[Tensor | None], Tensor | None]
+"""Moves one tensor between two backends; None stays None."""
+
+
+def sharing(origin: Backend, target: Backend, keeps: bool = False) -> Carry:
     """Return `move` without a copy where none is needed, with all that a call asks for at hand.
 
     Args:
@@ -292,7 +312,9 @@ def sharing(origin: Backend, target: Backend, keeps: bool = False) -> Callable[[
     to_dense, export, adopt, alignment = origin.dense, origin.to_dlpack, target.from_dlpack, target.alignment
     by_dlpack = origin.dlpack and target.dlpack
 
-    def share(tensor: Tensor) -> Tensor:
+    def share(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
         if keeps and _copies:
             kept = _kept(tensor, origin)
             tensor = tensor if kept is None else kept
@@ -307,6 +329,22 @@ def sharing(origin: Backend, target: Backend, keeps: bool = False) -> Callable[[
         return moved
 
     return share
+
+
+def owning(origin: Backend, target: Backend) -> Carry:
+    """Return `move` with a copy, with all that a call asks for at hand."""
+    to_dense, to_numpy, from_numpy = origin.dense, origin.to_numpy, target.from_numpy
+    by_dlpack = origin.dlpack and target.dlpack
+
+    def own(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        dense = to_dense(tensor)
+        if not by_dlpack and dense is tensor and not _counters:
+            return from_numpy(to_numpy(tensor))
+        return _moved(tensor, dense, origin, target, own=True)[0]
+
+    return own
 
 
 def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:

@@ -14,6 +14,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from operator import is_not
 from typing import Any
 
 from polybridge.core import forks
@@ -108,8 +111,8 @@ class FunctionRelay(Relay):
         self._source = exchange.source
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()
-        self._dtype, self._narrows = exchange.dest.dtype_name, exchange.dest.narrows
-        self._evaluator = program.evaluator(self._run_on_loan, self._run_on_copies)
+        lent = partial(self._loan.run, call=program.call, name=program.argument)
+        self._evaluator = program.evaluator(lent, self._run_on_copies)
         self.batched: dict[Any, Any] = {}  # by axes; filled by `batching.batched`
 
     @property
@@ -126,12 +129,7 @@ class FunctionRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the program under the source's reverse mode."""
         forks.check(self.call)
-        try:
-            lent = self._loan.lend(xs)
-        except UnsupportedTensorError as error:
-            raise self.located(xs, error) from None
-        results, pullback = self._evaluator.vjp(lent, wanted)
-        del lent  # the pullback keeps what it needs
+        results, pullback = self._evaluator.vjp(self._lend(xs), wanted)
         if not self.program.told:
             self._tell(pullback)
         if wanted and not results.tensors:
@@ -139,7 +137,9 @@ class FunctionRelay(Relay):
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        given = list(map(self._dtype, map(xs.__getitem__, wanted))) if self._source.narrows() else None
+        given = None
+        if self._source.narrows():
+            given = list(map(self.exchange.dest.dtype_name, map(xs.__getitem__, wanted)))
         taken = None
         if outcome.dtypes is not None:
             taken = [name for name, is_output in zip(outcome.dtypes, outcome.differentiable, strict=True) if is_output]
@@ -191,15 +191,12 @@ class FunctionRelay(Relay):
                 return found.at(self.call, self.program.argument(number))
         return error.at(self.call, "an argument")
 
-    def _run_on_loan(self, fn: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> Any:
-        return self._loan.run(fn, inputs, self.call, self.program.argument)
-
     def _run_on_copies(self, fn: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> Any:
         copy = self._source.copy
         return fn([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
     def _handed_over(self, results: Results) -> Outcome:
-        dtypes = _dtypes(self._source, results.tensors) if self._narrows() else None
+        dtypes = _dtypes(self._source, results.tensors) if self.exchange.dest.narrows() else None
         leaves = _given(self.exchange, results.tensors, self.call, results.structure)
         return Outcome(leaves, results.structure, results.differentiable, dtypes)
 
@@ -303,7 +300,7 @@ class PullbackRelay(Relay):
         leaves = list(map(found.__getitem__, self._results))
         found.clear()
         given = _given(self.exchange, leaves, self.call)
-        connected = tuple([x is not None for x in given])
+        connected = tuple(map(is_not, given, repeat(None)))
         if self._given is not None:
             dest = self.exchange.dest
             for i, name in enumerate(self._given):

@@ -16,6 +16,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         randomness: from `Backend.randomness`, before the forward.
     """
     number = next(_numbers)
-    kept = back, _Forward(_fingerprint(outputs), randomness, _size(outputs))
+    kept = back, _Forward(_fingerprint(outputs), randomness, sum(map(_nbytes, outputs)))
     with _lock:
         dropped = _waiting.add(number, kept)
     del dropped  # not before the lock is free
@@ -126,16 +127,17 @@ class _Table:
 
     def add(self, number: int, kept: _Kept) -> list[Relay]:
         """Add a residual, and return those that make room, of whose forwards is remembered what is known."""
-        self._kept[number] = kept
+        table = self._kept
+        table[number] = kept
         self._total += kept[1].size
         dropped = []
-        while (len(self._kept) > self.entries or self._total > self.size) and len(self._kept) > 1:  # the newest stays
-            oldest, (back, forward) = self._kept.popitem(last=False)
+        while (len(table) > self.entries or self._total > self.size) and len(table) > 1:  # the newest stays
+            oldest, (back, forward) = table.popitem(last=False)
             self._total -= forward.size
             dropped.append(back)
             _forwards[oldest] = forward
-        while len(_forwards) > _FORWARDS:
-            _forwards.popitem(last=False)
+            if len(_forwards) > _FORWARDS:
+                _forwards.popitem(last=False)
         return dropped
 
     def take(self, number: int) -> _Kept | None:
@@ -144,10 +146,6 @@ class _Table:
         if kept is not None:
             self._total -= kept[1].size
         return kept
-
-
-def _size(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
-    return sum([y.nbytes for y in outputs])
 
 
 def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
@@ -164,6 +162,7 @@ def _scattered(size: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(size, size=_WHOLE)
 
 
+_nbytes = attrgetter("nbytes")
 _WHOLE = 512  # values of an output that are looked at
 _FORWARDS = 4096  # evaluations of which is known what it takes to repeat them
 _lock = threading.Lock()  # never held while a framework is called

@@ -152,7 +152,7 @@ def separate_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classifier, convert: Callable[[Kind, Any, Any, int], Any]
 ) -> tuple[Sequence[Any], Structure]:
     """Return what `separate((args, kwargs), ...)` does, without a walk where tensors are all that is given."""
-    if not kwargs and classify.tensors.issuperset(map(type, args)):
+    if not kwargs and (classify.tensors.issuperset(map(type, args)) or all(classify(x) is Kind.TENSOR for x in args)):
         return args, _positional(len(args))
     return separate((args, kwargs), classify, convert)
 

@@ -138,8 +138,9 @@ class Operation:
     ) -> None:
         """Write the results, and the token if the residual is to be kept, into buffers of XLA."""
         if keep:
-            randomness = self.relay.exchange.source.randomness()
-            outcome, back = self.host.vjp(xs, wanted)
+            source = self.relay.exchange.source
+            randomness = source.randomness() if plan.draws else source.without_randomness
+            outcome, back = (self._host or self.host).vjp(xs, wanted)
             arrays: list[Any] = outcome.leaves
             *outs, token = outs
             tokens.write(np.asarray(token).view(np.int64), residuals.stash(back, arrays, randomness))
@@ -165,7 +166,7 @@ class Operation:
         outs: Sequence[Any],
     ) -> None:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
-        found = _pull(self.host, _array_conj, wanted, token, xs, cts, conversions)
+        found = _pull(self._host or self.host, _array_conj, wanted, token, xs, cts, conversions)
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
@@ -255,7 +256,7 @@ def _pull(
     conversions: Conversions,
 ) -> list[Tensor | None]:
     """Return the pull in JAX's convention; `relay` evaluates the function again if the residual is gone."""
-    back, primals = _kept(relay, wanted, token, xs), [xs[i] for i in wanted]
+    back, primals = _kept(relay, wanted, token, xs), list(map(xs.__getitem__, wanted))
     if back is None:
         return [None] * (len(primals) + sum(map(len, cts[:-1])))
     if conversions.narrowed:
@@ -276,7 +277,7 @@ def _pull(
 def _kept(relay: AnyRelay, wanted: Sequence[int], token: Tensor, xs: Sequence[Tensor]) -> Relay | None:
     """Return the residual; None where no example came to the call, so that nobody reads what its derivative is."""
     number = tokens.read(np.ascontiguousarray(token).view(np.int64))
-    return residuals.stashed(number, lambda: _again(relay, wanted, xs)) if number else None
+    return residuals.stashed(number, functools.partial(_again, relay, wanted, xs)) if number else None
 
 
 def _array_conj(x: Any) -> Array:

@@ -443,7 +443,7 @@ def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
     groups = [slice(*span) for span in pairwise(ends)]
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
-        cts = [buffers[group] for group in groups]
+        cts = list(map(buffers.__getitem__, groups))
         operation.pull_on_host(conversions, wanted, buffers[0], buffers[1 : 1 + inputs], cts, outs)
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -42,11 +43,13 @@ class TorchBackend(Backend):
     owns = staticmethod(convert.owns)
     reference = staticmethod(convert.reference)
     is_refused_write = staticmethod(source.is_refused_write)
+    version = staticmethod(attrgetter("_version"))
     same = staticmethod(convert.same)
     vmap = staticmethod(source.vmap)
     run = staticmethod(source.run)
     differentiating = staticmethod(torch.is_grad_enabled)
     randomness = staticmethod(source.randomness)
+    without_randomness = staticmethod(source.without_randomness)
     state = staticmethod(source.state)
     placeholders = staticmethod(source.placeholders)
 
@@ -62,10 +65,6 @@ class TorchBackend(Backend):
     def from_rows(self, rows: Rows) -> torch.Tensor:
         """Return a sparse tensor in coordinate format."""
         return torch.sparse_coo_tensor(rows.indices[None], rows.values, rows.shape, check_invariants=False)
-
-    def version(self, tensor: Tensor) -> int:
-        """Return the version counter."""
-        return tensor._version
 
     def lasts(self, tensor: Tensor) -> bool:
         """Whether it is a parameter."""

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from polybridge.core.errors import UnsupportedTensorError
-from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
+from polybridge.core.specs import BFLOAT16, DIFFERENTIABLE, SUPPORTED, TensorSpec
 
 _STRIDED = torch.strided
 _COMMON = (torch.Tensor, torch.nn.Parameter)
@@ -199,7 +199,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _of(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
+    if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

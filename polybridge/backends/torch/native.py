@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd import forward_ad
 
 from polybridge.backends.torch import compiled, convert, transforms
-from polybridge.backends.torch.source import fake_mode
+from polybridge.backends.torch.source import fake_mode, note_draw
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
@@ -179,6 +179,8 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTenso
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
         connected = _connected(plan, len(wanted))
+    if plan.draws:
+        note_draw()
     with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
         influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
         leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])
