@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from polybridge.backends.torch import compiled, convert
 from polybridge.core import orders, residuals
 from polybridge.core.batching import BatchedRelay, batched
-from polybridge.core.relay import FunctionRelay, Outcome
+from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
 
@@ -35,6 +35,11 @@ def followed(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: 
     """Evaluate a relay at tensors of a graph, or of its trace, and let autograd follow the wanted ones."""
     *leaves, _ = _Evaluation.apply(_Run(relay, wanted), *xs)  # type: ignore[no-untyped-call]
     return leaves
+
+
+def pulled(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Pull cotangents that transforms have wrapped back through an evaluation that was made outside of them."""
+    return _pull((len(primals), len(cts)), torch.from_numpy(residuals.keep(back)), [*primals, *cts])
 
 
 def is_forward_mode() -> bool:
