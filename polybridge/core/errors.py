@@ -405,6 +405,14 @@ class MutationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def residuals(cls, call: str) -> MutationError:
+        """Say that what a rule has kept for its backward is no longer what it was."""
+        return cls(
+            f"Somebody wrote in place to what `fwd` of the rule of `{call}` had returned as residuals, before `bwd` "
+            f"was called. Return a `.clone()` of a tensor that is written to later."
+        )
+
+    @classmethod
     def weight(cls, call: str, name: str) -> MutationError:
         """Say that a module changes what an optimiser is to change."""
         return cls(
