@@ -85,7 +85,7 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
         kept, table = _waiting.take(number), _used_once  # most are asked for once: these make room first
         if kept is None:
             kept, table = _used_once.take(number) or _used.take(number), _used
-        forward = _forwards.get(number)
+        forward = _waiting.forward(number) or _used_once.forward(number) or _used.forward(number)
         dropped = None if kept is None else table.add(number, kept)
     del dropped  # not before the lock is free
     if kept is not None:
@@ -114,11 +114,18 @@ _Kept = tuple[Relay, _Forward]
 
 
 class _Table:
-    """Residuals by number, the oldest of which make room; used under the lock, after which those may die."""
+    """Residuals by number, the oldest of which make room; used under the lock, after which those may die.
 
-    def __init__(self, entries: int, size: int) -> None:
-        self.entries, self.size = entries, size
+    Args:
+        entries: how many are kept.
+        size: how many bytes their outputs may have.
+        remembered: of how many that have made room is known what it takes to evaluate them again.
+    """
+
+    def __init__(self, entries: int, size: int, remembered: int) -> None:
+        self.entries, self.size, self.remembered = entries, size, remembered
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._forwards: OrderedDict[int, _Forward] = OrderedDict()
         self._total = 0
 
     def __len__(self) -> int:
@@ -133,10 +140,14 @@ class _Table:
             oldest, (back, forward) = self._kept.popitem(last=False)
             self._total -= forward.size
             dropped.append(back)
-            _forwards[oldest] = forward
-        while len(_forwards) > _FORWARDS:
-            _forwards.popitem(last=False)
+            self._forwards[oldest] = forward
+        while len(self._forwards) > self.remembered:
+            self._forwards.popitem(last=False)
         return dropped
+
+    def forward(self, number: int) -> _Forward | None:
+        """Return what is known of a residual that has made room, None if it never was here or that was long ago."""
+        return self._forwards.get(number)
 
     def take(self, number: int) -> _Kept | None:
         """Remove a residual and return it, None if it is not here."""
@@ -165,12 +176,11 @@ def _scattered(size: int) -> np.ndarray[Any, Any]:
 
 
 _WHOLE = 512  # values of an output that are looked at
-_FORWARDS = 4096  # evaluations of which is known what it takes to repeat them
 _lock = threading.Lock()  # never held while a framework is called
-_waiting = _Table(entries=4096, size=1 << 30)  # bytes
-_used_once = _Table(entries=64, size=1 << 24)  # little: `jax.checkpoint` is to free memory
-_used = _Table(entries=64, size=1 << 28)
-_forwards: OrderedDict[int, _Forward] = OrderedDict()
+# A scan leaves all of its steps here before the first is asked for, and those do not make others be forgotten.
+_waiting = _Table(entries=4096, size=1 << 30, remembered=16384)  # up to 5 KB each, of random functions of torch
+_used_once = _Table(entries=64, size=1 << 24, remembered=4096)  # little: `jax.checkpoint` is to free memory
+_used = _Table(entries=64, size=1 << 28, remembered=4096)
 
 
 class _Buffer(np.ndarray):
