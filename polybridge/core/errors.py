@@ -366,7 +366,9 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
         """Say where finite differences end."""
         return cls(
             f"`{call}` was to be differentiated {times} by finite differences, which would be noise. Give "
-            f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype."
+            f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype. "
+            f"`jax.hessian` and `torch.func.hessian`, forward over reverse mode, differentiate three times: take reverse "
+            f"mode twice, as in `jax.jacrev(jax.jacrev(f))`."
         )
 
     @classmethod
@@ -538,7 +540,8 @@ class ResidualError(PolybridgeError, RuntimeError):
         return cls(
             "A gradient was asked for of a wrapped function whose forward is gone: it was thousands of calls ago, or "
             "polybridge's token was copied instead of passed on, by a loop or by a saved-tensor hook. Compute the "
-            "gradient in the loop, function or transform that has the call, and leave int64 tensors out of hooks."
+            "gradient in the loop, function or transform that has the call, put parts of a long loop into "
+            "`jax.checkpoint`, and leave int64 tensors out of hooks."
         )
 
     @classmethod
