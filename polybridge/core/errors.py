@@ -367,8 +367,8 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
         return cls(
             f"`{call}` was to be differentiated {times} by finite differences, which would be noise. Give "
             f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype. "
-            f"`jax.hessian` and `torch.func.hessian`, forward over reverse mode, differentiate three times: take reverse "
-            f"mode twice, as in `jax.jacrev(jax.jacrev(f))`."
+            f"`jax.hessian` and `torch.func.hessian`, forward over reverse mode, differentiate three times: take "
+            f"reverse mode twice, as in `jax.jacrev(jax.jacrev(f))`."
         )
 
     @classmethod
