@@ -26,6 +26,8 @@ from polybridge.core.relay import Relay
 
 _ALIGNMENT = 64  # bytes, more than any framework asks for
 _numbers = itertools.count(1)
+OWNERS = 1 << 22  # how many can be told apart
+_OWNER = 40  # the first bit of the owner in a number
 _residuals: dict[int, tuple[Relay, weakref.ref[Any]]] = {}  # by number, with what waits for the buffer's death
 
 
@@ -52,20 +54,26 @@ def kept(number: int) -> Relay:
     return back
 
 
-def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Context | None) -> int:
+def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Context | None, owner: int = 0) -> int:
     """Keep a residual for a while, and for longer what is needed to evaluate it again; return its number.
 
     Args:
         back: the residual.
         outputs: of its forward.
         randomness: from `Backend.randomness`, before the forward.
+        owner: less than `OWNERS`, for a number that shows whose residual it is.
     """
-    number = next(_numbers)
+    number = next(_numbers) | owner << _OWNER
     kept = back, _Forward(_fingerprint(outputs), randomness, _size(outputs))
     with _lock:
         dropped = _waiting.add(number, kept)
     del dropped  # not before the lock is free
     return number
+
+
+def owner(number: int) -> int:
+    """Return who has stashed the residual of a token's number."""
+    return number >> _OWNER
 
 
 def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[Any, Any]]]]) -> Relay:

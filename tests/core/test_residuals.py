@@ -230,5 +230,22 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_rows_that_are_no_batch_are_refused(name):
     kept = tokens.keep(Residual(), (3,)), tokens.keep(Residual(), (3,))
-    with pytest.raises(polybridge.ResidualError, match="not evaluated as this batch"):
-        tokens.read(BROKEN[name](*kept))
+    for reader in (tokens.read,) if name == "rows of two batches" else (tokens.read, tokens.parts):
+        with pytest.raises(polybridge.ResidualError, match="not evaluated as this batch"):
+            reader(BROKEN[name](*kept))
+
+
+def test_rows_of_several_batches_are_told_apart():
+    """The third example came to no call."""
+    one, other = tokens.keep(Residual(), (4,)), tokens.keep(Residual(), (4,))
+    mixed = np.stack([one[0], other[1], np.zeros(2, np.int64), one[3]])
+    found = [(part.number, part.rows.tolist()) for part in tokens.parts(mixed)]
+    assert found == [(one[0, 0], [True, False, False, True]), (other[0, 0], [False, True, False, False])]
+
+
+def test_a_number_shows_whose_residual_it_is():
+    number = residuals.stash(Residual(), [], None, owner=5)
+    assert residuals.owner(number) == 5
+    token = np.zeros((3, tokens.SIZE), np.int64)
+    tokens.write(token, number)
+    assert [part.number for part in tokens.parts(token)] == [number]

@@ -441,6 +441,51 @@ def test_a_branch_that_each_example_takes_or_not_has_its_gradient(staged: bool, 
     assert_close(examples(into_jax(NORMALISED[src], src)), examples(NORMALISED["jax"]))
 
 
+def twice(f: Fn) -> Fn:
+    return lambda x: f(f(x))
+
+
+def shortened(f: Fn) -> Fn:
+    return lambda x: f(x[:2])
+
+
+BRANCHES: dict[str, Callable[[Fn, Fn], tuple[Fn, Fn]]] = {
+    "two functions": lambda f, g: (f, g),
+    "of other results": lambda f, g: (f, lambda x: g(x)[:1]),
+    "one function": lambda f, _: (f, lambda x: -f(2 * x)),
+    "one function twice": lambda f, _: (twice(f), f),
+    "one function of other inputs": lambda f, _: (f, shortened(f)),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_examples_that_take_several_branches_have_the_gradient_of_their_own(name: str) -> None:
+    def examples(f: Fn, g: Fn) -> Fn:
+        one, other = BRANCHES[name](f, g)
+        loss = lambda x: jax.lax.cond(x[0] > 0, lambda x: one(x).sum(), lambda x: (other(x) ** 2).sum(), x)  # noqa: E731
+        return lambda batch: (jax.vmap(jax.grad(loss))(batch), jax.vmap(jax.grad(total(jax.grad(loss))))(batch))
+
+    wrapped = examples(into_jax(lambda x: x.sin() * x.sum()), into_jax(lambda x: (x**3).sum(-1, keepdim=True)))
+    native = jax.jit(examples(lambda x: jnp.sin(x) * x.sum(), lambda x: (x**3).sum(-1, keepdims=True)))
+    mixed, staged = jnp.array([[0.5, -1.0, 2.0], [-0.5, 1.0, 0.3], [1.5, 0.2, 0.1]]), jax.jit(wrapped)
+    assert_close(wrapped(mixed), native(mixed))
+    for batch in (mixed, mixed**2, -(mixed**2)):
+        assert_close(staged(batch), native(batch))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_each_of_several_branches_has_its_own_mask(staged: bool) -> None:
+    wrapped = into_jax(dropout)
+
+    def run(x: Any) -> Any:
+        y = jax.lax.cond(x[0] > 0, wrapped, lambda x: wrapped(3 * x), x)
+        return y.sum(), y
+
+    grad, signs = jax.vmap(jax.grad(run, has_aux=True)), jnp.array([[1.0], [-1.0], [1.0]])
+    gradient, y = (jax.jit(grad) if staged else grad)(ONES * signs)
+    np.testing.assert_allclose(gradient * signs, 2 * y)  # of squares
+
+
 @pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
 def test_a_batch_of_no_examples_has_results_of_none(staged: bool) -> None:
     def both(f: Fn) -> Any:
