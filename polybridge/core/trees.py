@@ -98,6 +98,22 @@ class Structure:
         leaves = _leaves_up_to(self.treedef, tree)
         return [leaves[position] for position in self.dynamic]
 
+    def is_like(self, other: Structure) -> bool:
+        """Whether the containers are the same, in the same order, and the dynamic leaves are at the same places."""
+        return self is other or (self.treedef == other.treedef and self.dynamic == other.dynamic)
+
+    def is_same(self, other: Structure) -> bool:
+        """Whether the static leaves are equal too."""
+        return self is other or (self.is_like(other) and self._leaves == other._leaves)
+
+    def ordered(self, tree: Any) -> Any:
+        """Return a tree with the entries of its dicts in the order that they have here.
+
+        Raises:
+            ValueError: it has other containers.
+        """
+        return unflatten(self.treedef, self.treedef.flatten_up_to(tree))
+
     def argument(self, number: int) -> str:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
         return argument_path(self.treedef, self.dynamic[number])
@@ -110,6 +126,10 @@ class Structure:
         """Return where the dynamic leaf `number` is in a tree that is called `root`."""
         return path(self.treedef, self.dynamic[number], root)
 
+    def __str__(self) -> str:
+        """Write the tree with `*` for each dynamic leaf."""
+        return str(self.rebuild([_STAR] * len(self.dynamic)))
+
     @property
     def is_tensor(self) -> bool:
         """Whether the tree is one dynamic leaf and nothing else."""
@@ -120,6 +140,14 @@ class Structure:
         if len(self.dynamic) == len(self._leaves):
             return (self.treedef,)
         return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+_STAR = _Star()
 
 
 def separate(

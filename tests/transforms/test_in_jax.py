@@ -303,6 +303,21 @@ def test_specs_that_are_given_are_used() -> None:
     assert_close(jax.jit(jax.grad(lambda x: wrapped(x).sum()))(X), jnp.array([0.0, 1.0, 1.0]))
 
 
+def test_specs_may_have_their_dicts_in_another_order() -> None:
+    spec = polybridge.TensorSpec((3,), "float64")
+    wrapped = into_jax(lambda x: {"b": 2 * x, "a": 3 * x}, output_specs={"a": spec, "b": spec})
+    assert_close(jax.jit(wrapped)(X), {"a": 3 * X, "b": 2 * X})
+    assert_close(jax.jit(jax.grad(lambda x: wrapped(x)["a"].sum()))(X), 0 * X + 3)
+
+
+def test_a_result_whose_dict_changes_its_order_is_refused() -> None:
+    orders = iter(["ab", "ab", "ba"])  # the trace, the first call, the second call
+    call = jax.jit(into_jax(lambda x: {key: x * ord(key) for key in next(orders)}))
+    assert_close(call(X)["b"], X * ord("b"))
+    with pytest.raises(Exception, match=r"returned \{'b': \*, 'a': \*\} at the result"):
+        jax.block_until_ready(call(X))
+
+
 def test_a_result_that_is_not_as_promised_is_refused() -> None:
     wrapped = into_jax(lambda x: x[x > 1.5], output_specs=polybridge.TensorSpec((1,), "float64"))
     with pytest.raises(Exception, match=r"returned float64\[2\] at result, but float64\[1\] was promised"):

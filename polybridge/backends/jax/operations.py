@@ -152,11 +152,11 @@ class Operation:
         else:  # the first run is differentiated, to see whether it holds weights
             outcome = self.host(xs) if self.host.told else self.host.vjp(xs, ())[0]
         leaves: list[Any] = outcome.leaves
-        if len(leaves) != len(outs):
-            raise PromisedShapeError.differs(self.call, "the result", f"{len(leaves)} tensors", f"{len(outs)}")
+        assert outcome.structure is not None and plan.structure is not None
+        if not outcome.structure.is_like(plan.structure):
+            raise PromisedShapeError.differs(self.call, "the result", outcome.structure, plan.structure)
         for i, (out, leaf, promised) in enumerate(zip(outs, leaves, plan.specs, strict=True)):
             if leaf.shape != promised.shape or leaf.dtype != dtype(promised.dtype):
-                assert plan.structure is not None
                 found = TensorSpec(leaf.shape, leaf.dtype.name)
                 raise PromisedShapeError.differs(self.call, plan.structure.result(i), found, promised)
             _write(out, leaf)
