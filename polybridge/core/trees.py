@@ -247,15 +247,20 @@ _no_dataclasses: set[type] = set()  # types of leaves that have been asked
 
 
 def kind_by_type(
-    is_tensor: Callable[[Any], bool], is_composite: Callable[[Any], bool], foreign: Callable[[Any], bool]
+    is_tensor: Callable[[Any], bool],
+    is_composite: Callable[[Any], bool],
+    foreign: Callable[[Any], bool],
+    is_tree: Callable[[Any], bool],
 ) -> Classify:
-    """Return a classifier for one backend that asks these questions once per type."""
+    """Return a classifier for one backend that asks these questions once per type, where no leaf of it is a tree."""
     known: dict[type, Kind] = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
 
     def classify(leaf: Any) -> Kind:
         kind = known.get(type(leaf))
         if kind is None:
-            kind = known[type(leaf)] = ask(leaf)
+            kind = ask(leaf)
+            if kind is Kind.TENSOR or not is_tree(leaf):
+                known[type(leaf)] = kind
         return kind
 
     def ask(leaf: Any) -> Kind:

@@ -340,9 +340,9 @@ class _Wrapped:
 
 @functools.cache
 def classifier(backend: Backend) -> Classify:
-    """Return the classifier of a backend, which asks once per type of leaf."""
+    """Return the classifier of a backend, which asks once per type of leaf, of containers each time."""
 
     def foreign(leaf: Any) -> bool:
         return hasattr(type(leaf), "__dlpack__") or registry.owner(leaf) is not None
 
-    return trees.kind_by_type(backend.is_tensor, backend.is_composite, foreign)
+    return trees.kind_by_type(backend.is_tensor, backend.is_composite, foreign, registry.is_tree)

@@ -32,6 +32,10 @@ class JaxBackend(Backend):
         """Whether it is a mutable reference, or a tree to JAX alone, such as a sparse array."""
         return convert.is_composite(value)
 
+    def is_tree(self, value: Any) -> bool:
+        """Whether it is a node of trees."""
+        return convert.is_tree(value)
+
     def to_numpy(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """Return a view of the values."""
         return convert.to_numpy(tensor)
