@@ -167,6 +167,10 @@ class Backend(ABC):
         """Whether `value` is made of tensors of this framework without being one (sparse, ragged, symbolic)."""
         return False
 
+    def is_tree(self, value: Any) -> bool:
+        """Whether `value` is a container to this framework: `is_composite` may differ among values of its type."""
+        return False
+
     def spec(self, tensor: Tensor) -> TensorSpec:
         """Return shape and dtype."""
         array = self.to_numpy(tensor)

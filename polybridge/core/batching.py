@@ -229,3 +229,54 @@ class Looped(Relay):
             zeros = dest.from_numpy(np.zeros_like(dest.to_numpy(present[0])))
             present = [zeros if x is None else x for x in column]
         return dest.total(present) if place is None else dest.stack(present, place)
+
+
+class Chosen(Relay):
+    """A batch whose examples belong to several evaluations of a whole batch; an example of none has zeros.
+
+    Args:
+        relays: of the evaluations.
+        rows: for each of them which examples are its own, over the leading axes of every tensor.
+    """
+
+    def __init__(self, relays: Sequence[Relay], rows: Sequence[np.ndarray[Any, Any]], exchange: Exchange) -> None:
+        """Keep the relays."""
+        self.exchange, self.call = exchange, relays[0].call
+        self._relays, self._rows = relays, rows
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        """Evaluate the batch in each, and take its own examples."""
+        return self._joined([relay(xs) for relay in self._relays])
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        """Do so keeping the residuals."""
+        found = [relay.vjp(xs, wanted) for relay in self._relays]
+        outcome = self._joined([outcome for outcome, _ in found])
+        if any(of_one.differentiable != outcome.differentiable for of_one, _ in found):
+            raise NotDifferentiableError.uneven(self.call)
+        return outcome, Chosen([back for _, back in found], self._rows, self.exchange)
+
+    def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """Push the batch forward in each, if the source has a forward mode of its own."""
+        found = []
+        for relay in self._relays:
+            pushed = relay.push(tangents)
+            if pushed is None:
+                return None
+            found.append(pushed)
+        return list(map(self._join, zip(*found, strict=True)))
+
+    def _joined(self, outcomes: Sequence[Outcome]) -> Outcome:
+        leaves = list(map(self._join, zip(*(outcome.leaves for outcome in outcomes), strict=True)))
+        connected = tuple(map(any, zip(*(outcome.differentiable for outcome in outcomes), strict=True)))
+        return Outcome(leaves, outcomes[0].structure, connected, outcomes[0].dtypes)
+
+    def _join(self, column: Sequence[Tensor | None]) -> Tensor | None:
+        dest = self.exchange.dest
+        present = [(dest.to_numpy(x), rows) for x, rows in zip(column, self._rows, strict=True) if x is not None]
+        if not present:
+            return None
+        joined = np.zeros_like(present[0][0])
+        for x, rows in present:
+            joined[rows] = x[rows]
+        return dest.from_numpy(joined)

@@ -366,7 +366,9 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
         """Say where finite differences end."""
         return cls(
             f"`{call}` was to be differentiated {times} by finite differences, which would be noise. Give "
-            f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype."
+            f"`polybridge.wrap` a rule in a framework that differentiates, `vjp=(fwd, bwd)`, or use a wider dtype. "
+            f"`jax.hessian` and `torch.func.hessian`, forward over reverse mode, differentiate three times: take "
+            f"reverse mode twice, as in `jax.jacrev(jax.jacrev(f))`."
         )
 
     @classmethod
@@ -402,6 +404,14 @@ class MutationError(PolybridgeError, RuntimeError):
             f"`{call}` wrote in place to {path}, whose memory it shares with the caller's tensor, although it "
             f"had not done so in earlier calls. That tensor may have changed. Wrap the function with `copy=True`, "
             f"or do not write to its inputs."
+        )
+
+    @classmethod
+    def residuals(cls, call: str) -> MutationError:
+        """Say that what a rule has kept for its backward is no longer what it was."""
+        return cls(
+            f"Somebody wrote in place to what `fwd` of the rule of `{call}` had returned as residuals, before `bwd` "
+            f"was called. Return a `.clone()` of a tensor that is written to later."
         )
 
     @classmethod
@@ -530,7 +540,8 @@ class ResidualError(PolybridgeError, RuntimeError):
         return cls(
             "A gradient was asked for of a wrapped function whose forward is gone: it was thousands of calls ago, or "
             "polybridge's token was copied instead of passed on, by a loop or by a saved-tensor hook. Compute the "
-            "gradient in the loop, function or transform that has the call, and leave int64 tensors out of hooks."
+            "gradient in the loop, function or transform that has the call, put parts of a long loop into "
+            "`jax.checkpoint`, and leave int64 tensors out of hooks."
         )
 
     @classmethod

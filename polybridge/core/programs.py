@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybridge.core.backend import Backend
-from polybridge.core.errors import OutputError, UnsupportedTensorError
+from polybridge.core.errors import OutputError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.exchange import array_to
 from polybridge.core.trees import Classify, Kind, Structure, path, separate
 
@@ -55,6 +55,7 @@ class Program(ABC):
         source: the backend that runs it.
         vectorises: whether its derivative over a batch is that of a vectorised function; a rule is for one example.
         told: whether somebody has looked for trainable state that gets no gradient, and warned of it.
+        promised: the structure of the result, where the user gave one: dicts may have another order in the function.
     """
 
     fn: Callable[..., Any]
@@ -62,6 +63,7 @@ class Program(ABC):
     source: Backend
     vectorises: bool = True
     told: bool = False
+    promised: Structure | None = None
 
     @abstractmethod
     def __call__(self, inputs: Sequence[Tensor]) -> Results:
@@ -106,11 +108,22 @@ class UserFunction(Program):
 
     def _results(self, returned: Any) -> Results:
         tensors, structure = separate(returned, self._classify, self._converted)
+        promised = self.promised
+        if promised is not None and not structure.is_same(promised):
+            try:
+                tensors, structure = separate(promised.ordered(returned), self._classify, self._converted)
+            except ValueError:  # of other containers
+                raise self._differs(structure, promised) from None
+            if not structure.is_same(promised):
+                raise self._differs(structure, promised)
         try:
             differentiable = tuple(map(self.source.is_differentiable, tensors))
         except UnsupportedTensorError:
             raise self._unsupported(tensors, structure) from None
         return Results(tensors, differentiable, structure)
+
+    def _differs(self, found: Structure, promised: Structure) -> PromisedShapeError:
+        return PromisedShapeError.differs(self.call, "the result", found, promised)
 
     def argument(self, number: int) -> str:
         """Return the path of a leaf of `(args, kwargs)`."""

@@ -105,15 +105,21 @@ class Registry:
 
         Imports no framework.
         """
+        return next((b for b in self._possible() if b.is_tensor(value) or b.is_composite(value)), None)
+
+    def is_tree(self, value: Any) -> bool:
+        """Return whether `value` is a container to a backend whose framework is imported."""
+        return any(backend.is_tree(value) for backend in self._possible())
+
+    def _possible(self) -> Iterator[Backend]:
+        """Yield the backends that may know a value."""
         self.find()
         for name in self._imported():
             try:
                 backend = self.get(name)
             except BackendError:  # nothing that a backend which cannot be loaded could have made
                 continue
-            if backend.is_tensor(value) or backend.is_composite(value):
-                return backend
-        return None
+            yield backend
 
     def _imported(self) -> Iterator[str]:
         """Yield the backends whose framework is imported: no tensor of another can exist."""

@@ -108,6 +108,8 @@ class FunctionRelay(Relay):
         """
         self.program, self.exchange, self.call = program, exchange, program.call
         self._output_specs = output_specs
+        if output_specs is not None:
+            program.promised = self._given_plan().structure
         self._source = exchange.source
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()

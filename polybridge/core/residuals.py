@@ -27,6 +27,8 @@ from polybridge.core.relay import Relay
 
 _ALIGNMENT = 64  # bytes, more than any framework asks for
 _numbers = itertools.count(1)
+OWNERS = 1 << 22  # how many can be told apart
+_OWNER = 40  # the first bit of the owner in a number
 _residuals: dict[int, tuple[Relay, weakref.ref[Any]]] = {}  # by number, with what waits for the buffer's death
 
 
@@ -53,20 +55,26 @@ def kept(number: int) -> Relay:
     return back
 
 
-def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Context | None) -> int:
+def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Context | None, owner: int = 0) -> int:
     """Keep a residual for a while, and for longer what is needed to evaluate it again; return its number.
 
     Args:
         back: the residual.
         outputs: of its forward.
         randomness: from `Backend.randomness`, before the forward.
+        owner: less than `OWNERS`, for a number that shows whose residual it is.
     """
-    number = next(_numbers)
+    number = next(_numbers) | owner << _OWNER
     kept = back, _Forward(_fingerprint(outputs), randomness, sum(map(_nbytes, outputs)))
     with _lock:
         dropped = _waiting.add(number, kept)
     del dropped  # not before the lock is free
     return number
+
+
+def owner(number: int) -> int:
+    """Return who has stashed the residual of a token's number."""
+    return number >> _OWNER
 
 
 def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[Any, Any]]]]) -> Relay:
@@ -86,10 +94,12 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
         kept, table = _waiting.take(number), _used_once  # most are asked for once: these make room first
         if kept is None:
             kept, table = _used_once.take(number) or _used.take(number), _used
-        forward = _forwards.get(number)
-        dropped = None if kept is None else table.add(number, kept)
-    del dropped  # not before the lock is free
+        if kept is not None:
+            dropped = table.add(number, kept)
+        else:
+            forward = _waiting.forward(number) or _used_once.forward(number) or _used.forward(number)
     if kept is not None:
+        del dropped  # not before the lock is free
         return kept[0]
     if forward is None:
         raise ResidualError.gone()
@@ -115,11 +125,18 @@ _Kept = tuple[Relay, _Forward]
 
 
 class _Table:
-    """Residuals by number, the oldest of which make room; used under the lock, after which those may die."""
+    """Residuals by number, the oldest of which make room; used under the lock, after which those may die.
 
-    def __init__(self, entries: int, size: int) -> None:
-        self.entries, self.size = entries, size
+    Args:
+        entries: how many are kept.
+        size: how many bytes their outputs may have.
+        remembered: of how many that have made room is known what it takes to evaluate them again.
+    """
+
+    def __init__(self, entries: int, size: int, remembered: int) -> None:
+        self.entries, self.size, self.remembered = entries, size, remembered
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._forwards: OrderedDict[int, _Forward] = OrderedDict()
         self._total = 0
 
     def __len__(self) -> int:
@@ -135,10 +152,14 @@ class _Table:
             oldest, (back, forward) = table.popitem(last=False)
             self._total -= forward.size
             dropped.append(back)
-            _forwards[oldest] = forward
-            if len(_forwards) > _FORWARDS:
-                _forwards.popitem(last=False)
+            self._forwards[oldest] = forward
+            if len(self._forwards) > self.remembered:
+                self._forwards.popitem(last=False)
         return dropped
+
+    def forward(self, number: int) -> _Forward | None:
+        """Return what is known of a residual that has made room, None if it never was here or that was long ago."""
+        return self._forwards.get(number)
 
     def take(self, number: int) -> _Kept | None:
         """Remove a residual and return it, None if it is not here."""
@@ -164,12 +185,11 @@ def _scattered(size: int) -> np.ndarray[Any, Any]:
 
 _nbytes = attrgetter("nbytes")
 _WHOLE = 512  # values of an output that are looked at
-_FORWARDS = 4096  # evaluations of which is known what it takes to repeat them
 _lock = threading.Lock()  # never held while a framework is called
-_waiting = _Table(entries=4096, size=1 << 30)  # bytes
-_used_once = _Table(entries=64, size=1 << 24)  # little: `jax.checkpoint` is to free memory
-_used = _Table(entries=64, size=1 << 28)
-_forwards: OrderedDict[int, _Forward] = OrderedDict()
+# A scan leaves all of its steps here before the first is asked for, and those do not make others be forgotten.
+_waiting = _Table(entries=4096, size=1 << 30, remembered=16384)  # up to 5 KB each, of random functions of torch
+_used_once = _Table(entries=64, size=1 << 24, remembered=4096)  # little: `jax.checkpoint` is to free memory
+_used = _Table(entries=64, size=1 << 28, remembered=4096)
 
 
 class _Buffer(np.ndarray):

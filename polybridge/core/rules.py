@@ -12,10 +12,11 @@ import numpy as np
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import Backend, NoPullback, Pullback, Replayed, spread
 from polybridge.core.differences import Differences, Function, Space
-from polybridge.core.errors import NotDifferentiableError, OutputError
+from polybridge.core.errors import MutationError, NotDifferentiableError, OutputError, UnsupportedTensorError
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Lent, Results, UserFunction
 from polybridge.core.specs import TensorSpec, dtype
+from polybridge.core.trees import flatten, unflatten
 
 Tensor = Any
 Vjp = tuple[Callable[..., Any], Callable[..., Any]] | Literal["finite-difference"] | None
@@ -164,12 +165,12 @@ class RuleEvaluator(Evaluator):
 
         def evaluate(primals: Sequence[Tensor]) -> tuple[Results, list[Tensor], Callable[..., list[Tensor | None]]]:
             results, residuals = lent(program.forward, _merged(inputs, wanted, primals))
-            outputs = results.take_outputs()
+            outputs, kept = results.take_outputs(), _Residuals(source, program.call, residuals)
             specs = [source.spec(y) for y in outputs]
 
             def call(cts: Sequence[Tensor | None]) -> list[Tensor | None]:
                 filled = _filled(source, cts, specs)
-                found = source.run(lambda: program.backward(residuals, results, filled))
+                found = source.run(lambda: program.backward(kept(), results, filled))
                 return [self._checked(found[i], *expected) for i, expected in promised.items()]
 
             return results, outputs, call
@@ -255,6 +256,65 @@ class _Pushed(Pullback):
 
     def jvp(self, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         return self._push(tangents)
+
+
+class _Residuals:
+    """What `fwd` has left for `bwd`, which gets it each time as it was.
+
+    Where its framework writes in place, `bwd` gets copies: what it writes to may be the caller's inputs, and a Jacobian
+    asks again. And `fwd` may write to the same memory when it runs next.
+    """
+
+    def __init__(self, source: Backend, call: str, residuals: Any) -> None:
+        self._source, self._call, self._residuals = source, call, residuals
+        self._leaves, self._treedef = flatten(residuals)
+        self._places = [i for i, leaf in enumerate(self._leaves) if source.writes and _is_plain(source, leaf)]
+        if not source.counts_writes:
+            self._leaves = self._copies()
+        self._versions = self._seen()
+
+    def __call__(self) -> Any:
+        """Return them.
+
+        Raises:
+            MutationError: somebody has written to them.
+        """
+        if not self._places:
+            return self._residuals
+        if self._seen() != self._versions:
+            raise MutationError.residuals(self._call)
+        return unflatten(self._treedef, self._copies())
+
+    def _copies(self) -> list[Any]:
+        leaves = list(self._leaves)
+        for i in self._places:
+            copy = self._source.copy(leaves[i])
+            if type(copy) is type(leaves[i]):  # no scalar, and no subclass, which has to stay one
+                leaves[i] = copy
+        return leaves
+
+    def _seen(self) -> list[int]:
+        if not self._source.counts_writes:
+            return []
+        return [_version(self._source, self._leaves[i]) for i in self._places]
+
+
+def _version(source: Backend, tensor: Tensor) -> int:
+    try:
+        return source.version(tensor)
+    except RuntimeError:  # torch's inference tensors have none
+        return 0
+
+
+def _is_plain(source: Backend, leaf: Any) -> bool:
+    """Whether it is a tensor that could cross: there is no copy of strings, objects or sparse tensors."""
+    if not source.is_tensor(leaf):
+        return False
+    try:
+        source.is_differentiable(leaf)
+    except UnsupportedTensorError:
+        return False
+    return True
 
 
 def _merged(inputs: Sequence[Tensor], wanted: Sequence[int], primals: Sequence[Tensor]) -> list[Tensor]:

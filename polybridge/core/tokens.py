@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,35 @@ def read(token: Array) -> int:
     if not is_whole:
         raise ResidualError.mixed()
     return int(number)
+
+
+class Part(NamedTuple):
+    """A residual and its rows of a token.
+
+    Args:
+        number: of the residual.
+        rows: for each row whether it is one of them.
+    """
+
+    number: int
+    rows: Array
+
+
+def parts(token: Array) -> list[Part]:
+    """Return the residuals that the token of a batch has rows of.
+
+    Where each example of a batch takes one of several branches, `jax.lax.cond` lets calls in different branches share a
+    token: a row is of the call in the branch that was taken. Nobody reads what another call's derivative is there.
+
+    Raises:
+        ResidualError: a row is not at its place in the batch of its evaluation.
+    """
+    rows = token.reshape(-1, SIZE)
+    numbers, there = rows[:, 0], rows.any(axis=1)
+    if not ((rows[:, 1] == _places(len(rows))) | ~there).all() or not numbers[there].all():
+        raise ResidualError.mixed()
+    found = np.unique(numbers[there]).tolist()
+    return [Part(number, (numbers == number).reshape(token.shape[:-1])) for number in found]
 
 
 def _places(count: int) -> Array:

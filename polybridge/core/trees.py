@@ -98,6 +98,22 @@ class Structure:
         leaves = _leaves_up_to(self.treedef, tree)
         return [leaves[position] for position in self.dynamic]
 
+    def is_like(self, other: Structure) -> bool:
+        """Whether the containers are the same, in the same order, and the dynamic leaves are at the same places."""
+        return self is other or (self.treedef == other.treedef and self.dynamic == other.dynamic)
+
+    def is_same(self, other: Structure) -> bool:
+        """Whether the static leaves are equal too."""
+        return self is other or (self.is_like(other) and self._leaves == other._leaves)
+
+    def ordered(self, tree: Any) -> Any:
+        """Return a tree with the entries of its dicts in the order that they have here.
+
+        Raises:
+            ValueError: it has other containers.
+        """
+        return unflatten(self.treedef, self.treedef.flatten_up_to(tree))
+
     def argument(self, number: int) -> str:
         """Return where the dynamic leaf `number` of `(args, kwargs)` is, as `args[0]['weights']`."""
         return argument_path(self.treedef, self.dynamic[number])
@@ -110,6 +126,10 @@ class Structure:
         """Return where the dynamic leaf `number` is in a tree that is called `root`."""
         return path(self.treedef, self.dynamic[number], root)
 
+    def __str__(self) -> str:
+        """Write the tree with `*` for each dynamic leaf."""
+        return str(self.rebuild([_STAR] * len(self.dynamic)))
+
     @property
     def is_tensor(self) -> bool:
         """Whether the tree is one dynamic leaf and nothing else."""
@@ -120,6 +140,14 @@ class Structure:
         if len(self.dynamic) == len(self._leaves):
             return (self.treedef,)
         return (self.treedef, self.dynamic, tuple(map(_static_key, self._leaves)))
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+_STAR = _Star()
 
 
 def separate(
@@ -219,12 +247,13 @@ _no_dataclasses: set[type] = set()  # types of leaves that have been asked
 
 
 class Classifier:
-    """Says what a leaf is to one backend, which is asked once per type.
+    """Says what a leaf is to one backend, which is asked once per type where no leaf of it is a tree.
 
     Args:
         is_tensor: whether it is a tensor of the backend.
         is_composite: whether it is made of such, without being one.
         is_foreign: whether it is a tensor of another.
+        is_tree: whether it is a container to somebody, so that the next of its type may have other things in it.
 
     Attributes:
         tensors: the types of tensors that have been met.
@@ -235,9 +264,11 @@ class Classifier:
         is_tensor: Callable[[Any], bool],
         is_composite: Callable[[Any], bool],
         is_foreign: Callable[[Any], bool],
+        is_tree: Callable[[Any], bool],
     ) -> None:
         """Know the types of Python's own values."""
         self._is_tensor, self._is_composite, self._is_foreign = is_tensor, is_composite, is_foreign
+        self._is_tree = is_tree
         self._known = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
         self.tensors: set[type] = set()
 
@@ -245,7 +276,9 @@ class Classifier:
         """Return what it is."""
         kind = self._known.get(type(leaf))
         if kind is None:
-            kind = self._known[type(leaf)] = self._ask(leaf)
+            kind = self._ask(leaf)
+            if kind is Kind.TENSOR or not self._is_tree(leaf):
+                self._known[type(leaf)] = kind
             if kind is Kind.TENSOR:
                 self.tensors.add(type(leaf))
         return kind

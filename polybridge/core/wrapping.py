@@ -112,7 +112,8 @@ def wrap(
             it so: as `tf.IndexedSlices` or a sparse torch tensor. None is yes for `dst="tf"`, whose optimisers all
             take them, and no for torch, whose need not.
         output_specs: a tree of `polybridge.TensorSpec` like the result's, for functions whose result's shape and
-            dtype cannot be found without running them, when they are traced into a graph.
+            dtype cannot be found without running them, when they are traced into a graph. What is no tensor in the
+            result is the same there.
         factory: for a module that is to be saved: a function that builds it again, or with `params=` returns
             `(fn, params)` or `(fn, params, state)`. An import finds it, or `polybridge.register_factory` has named it;
             or a `functools.partial` of such a one.
@@ -341,9 +342,9 @@ class _Wrapped:
 
 @functools.cache
 def classifier(backend: Backend) -> Classifier:
-    """Return the classifier of a backend, which asks once per type of leaf."""
+    """Return the classifier of a backend, which asks once per type of leaf, of containers each time."""
 
     def foreign(leaf: Any) -> bool:
         return hasattr(type(leaf), "__dlpack__") or registry.owner(leaf) is not None
 
-    return trees.Classifier(backend.is_tensor, backend.is_composite, foreign)
+    return trees.Classifier(backend.is_tensor, backend.is_composite, foreign, registry.is_tree)

@@ -18,11 +18,9 @@ class Residual:
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
     """Start with empty tables and small bounds."""
-    monkeypatch.setattr(residuals, "_waiting", residuals._Table(entries=3, size=100_000))
-    monkeypatch.setattr(residuals, "_used_once", residuals._Table(entries=2, size=20_000))
-    monkeypatch.setattr(residuals, "_used", residuals._Table(entries=2, size=100_000))
-    monkeypatch.setattr(residuals, "_forwards", type(residuals._forwards)())
-    monkeypatch.setattr(residuals, "_FORWARDS", 5)
+    monkeypatch.setattr(residuals, "_waiting", residuals._Table(entries=3, size=100_000, remembered=5))
+    monkeypatch.setattr(residuals, "_used_once", residuals._Table(entries=2, size=20_000, remembered=2))
+    monkeypatch.setattr(residuals, "_used", residuals._Table(entries=2, size=100_000, remembered=2))
 
 
 # Buffers.
@@ -78,7 +76,7 @@ def evict():
     """Let all that waits make room."""
     for number, (_, forward) in list(residuals._waiting._kept.items()):
         residuals._waiting.take(number)
-        residuals._forwards[number] = forward
+        residuals._waiting._forwards[number] = forward
 
 
 def test_a_stashed_residual_is_found_again_and_again():
@@ -125,6 +123,16 @@ def test_the_stash_is_bounded_by_the_size_of_the_results():
     with pytest.raises(AssertionError, match="evaluated again"):
         residuals.stashed(large[0], never)
     residuals.stashed(large[1], never)
+
+
+def test_what_was_asked_for_does_not_make_what_was_not_be_forgotten():
+    """As in a loop of more steps than are kept, whose backward begins with the last of them."""
+    numbers = [stash()[0] for _ in range(8)]
+    for number in reversed(numbers[5:]):
+        residuals.stashed(number, never)
+    for number in reversed(numbers[:5]):
+        again = Residual()
+        assert residuals.stashed(number, lambda again=again: (again, [np.full(1000, 1.0)])) is again
 
 
 def test_a_difference_in_one_column_is_seen():
@@ -222,5 +230,22 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_rows_that_are_no_batch_are_refused(name):
     kept = tokens.keep(Residual(), (3,)), tokens.keep(Residual(), (3,))
-    with pytest.raises(polybridge.ResidualError, match="not evaluated as this batch"):
-        tokens.read(BROKEN[name](*kept))
+    for reader in (tokens.read,) if name == "rows of two batches" else (tokens.read, tokens.parts):
+        with pytest.raises(polybridge.ResidualError, match="not evaluated as this batch"):
+            reader(BROKEN[name](*kept))
+
+
+def test_rows_of_several_batches_are_told_apart():
+    """The third example came to no call."""
+    one, other = tokens.keep(Residual(), (4,)), tokens.keep(Residual(), (4,))
+    mixed = np.stack([one[0], other[1], np.zeros(2, np.int64), one[3]])
+    found = [(part.number, part.rows.tolist()) for part in tokens.parts(mixed)]
+    assert found == [(one[0, 0], [True, False, False, True]), (other[0, 0], [False, True, False, False])]
+
+
+def test_a_number_shows_whose_residual_it_is():
+    number = residuals.stash(Residual(), [], None, owner=5)
+    assert residuals.owner(number) == 5
+    token = np.zeros((3, tokens.SIZE), np.int64)
+    tokens.write(token, number)
+    assert [part.number for part in tokens.parts(token)] == [number]

@@ -229,7 +229,7 @@ def test_the_root_itself_has_a_name():
 def classify(leaf: object) -> Kind:
     """Return what a leaf is to a backend of `int` tensors, to which tuples are composite and sets foreign."""
     asked = trees.Classifier(
-        lambda x: type(x) is frozenset, lambda x: isinstance(x, range), lambda x: isinstance(x, set)
+        lambda x: type(x) is frozenset, lambda x: isinstance(x, range), lambda x: isinstance(x, set), lambda x: False
     )
     return asked(leaf)
 
@@ -257,10 +257,15 @@ def test_a_leaf_is_classified_by_its_type(leaf, kind):
 
 def test_a_type_is_asked_about_once():
     asked = []
-    classify = trees.Classifier(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False)
+    classify = trees.Classifier(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False, lambda x: False)
     classify(range(1))
     classify(range(2))
     assert asked == [range(1)]
+
+
+def test_what_a_tree_is_depends_on_what_is_in_it():
+    classify = trees.Classifier(lambda x: False, lambda x: len(x) > 0, lambda x: False, lambda x: True)
+    assert [classify(range(n)) for n in (0, 1, 0)] == [Kind.STATIC, Kind.COMPOSITE, Kind.STATIC]
 
 
 # Tensors alone, which no tree is walked for.

@@ -79,6 +79,42 @@ def test_output_specs_are_a_tree_like_the_result():
     np.testing.assert_array_equal(out["mask"][0], [True, False, True])
 
 
+def test_output_specs_may_have_their_dicts_in_another_order():
+    spec = TensorSpec((3,), "float32")
+    f = to_tf(
+        lambda x: {"b": 2 * x, "a": {"d": 3 * x, "c": 5 * x}}, output_specs={"a": {"c": spec, "d": spec}, "b": spec}
+    )
+    for out in (f(X), tf.function(f)(X)):
+        np.testing.assert_array_equal([out["b"], out["a"]["d"], out["a"]["c"]], [2 * X, 3 * X, 5 * X])
+    _, gradient = value_and_gradient(tf.function(lambda x: f(x)["a"]["c"]), X)
+    np.testing.assert_array_equal(gradient, [5, 5, 5])
+
+
+SPEC = TensorSpec((3,), "float32")
+OTHERS = {
+    "names": {"a": SPEC, "c": SPEC, "n": 1},
+    "containers": (SPEC, SPEC, 1),
+    "depth": {"a": SPEC, "b": [SPEC], "n": 1},
+    "fewer tensors": {"a": SPEC, "b": None, "n": 1},
+    "values": {"a": SPEC, "b": SPEC, "n": None},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_output_specs_of_another_tree_are_refused(name):
+    f = to_tf(lambda x: {"b": 2 * x, "a": 3 * x, "n": 1}, output_specs=OTHERS[name])
+    with pytest.raises(polybridge.PromisedShapeError, match=r"'n': 1\} at the result, but .* was promised"):
+        f(X)
+    broken(lambda: tf.function(lambda x: tf.nest.flatten(f(x))[0])(X), "'n': 1} at the result")
+
+
+def test_a_result_whose_dict_changes_its_order_between_calls_is_refused():
+    orders = iter(["ab", "ab", "ba"])  # the trace, the first call, the second call
+    f = tf.function(to_tf(lambda x: {key: x * ord(key) for key in next(orders)}))
+    assert f(X)["b"][0] == X[0] * ord("b")
+    broken(lambda: f(X), "{'b': *, 'a': *}", "{'a': *, 'b': *}")
+
+
 def test_output_specs_change_nothing_in_eager_mode():
     np.testing.assert_array_equal(to_tf(positive, output_specs=TensorSpec((None,), "float32"))(X), [2, 6])
 

@@ -132,6 +132,64 @@ def test_the_rule_runs_once_for_value_and_gradient(pair, seen):
     assert calls == ["fwd", "bwd"]
 
 
+def in_place(residuals, ct):
+    """Pull back through x**2, writing to what `fwd` has kept, as code for one backward does."""
+    (x,) = residuals
+    x *= 2 * ct
+    return (x,)
+
+
+WRITING = {"vjp": (lambda x: (x**2, [x]), in_place)}
+
+
+@pytest.mark.parametrize("src", ["torch", "numpy"])
+def test_a_backward_that_writes_to_its_residuals_writes_to_no_input_and_is_right_again(src, other):
+    f, x = polybridge.wrap(lambda x: x**2, src=src, dst=other.name, **WRITING), other.tensor(X)
+    for _ in range(3):  # the function is trusted from the second call on
+        gradient = other.derivative(f)(x)
+        np.testing.assert_array_equal(other.numpy(gradient), 2 * X)
+        np.testing.assert_array_equal(other.numpy(x), X)
+
+
+@pytest.mark.parametrize("src", ["torch", "numpy"])
+def test_a_backward_that_writes_to_its_residuals_gives_every_row_of_a_jacobian(src):
+    f = polybridge.wrap(lambda x: x**2, src=src, dst="numpy", **WRITING)
+    _, pullback = f.vjp(X)
+    rows = [pullback(row)[0] for row in np.eye(3)]
+    np.testing.assert_array_equal(rows, np.diag(2 * X))
+
+
+def test_residuals_in_memory_that_the_next_forward_writes_to_are_those_of_their_own():
+    cos = np.empty(3)
+    rule = (lambda x: (np.sin(x), np.cos(x, out=cos)), lambda r, ct: (r * ct,))
+    f = polybridge.wrap(np.sin, src="numpy", dst="numpy", vjp=rule)
+    pullbacks = [f.vjp(x)[1] for x in (X, 2 * X)]
+    for pullback, x in zip(pullbacks, (X, 2 * X), strict=True):
+        np.testing.assert_array_equal(pullback(np.ones(3))[0], np.cos(x))
+
+
+def test_such_residuals_of_torch_are_an_error():
+    cos = torch.empty(3, dtype=torch.float64)
+    rule = (lambda x: (x.sin(), torch.cos(x, out=cos)), lambda r, ct: (r * ct,))
+    f = polybridge.wrap(torch.sin, src="torch", dst="numpy", vjp=rule)
+    pullbacks = [f.vjp(x)[1] for x in (X, 2 * X)]
+    np.testing.assert_array_equal(pullbacks[1](np.ones(3))[0], np.cos(2 * X))
+    with pytest.raises(polybridge.MutationError, match="had returned as residuals"):
+        pullbacks[0](np.ones(3))
+
+
+def test_residuals_that_cannot_be_copied_are_kept_as_they_are():
+    def fwd(x):
+        return x**2, {"x": x, "names": np.array(["a"]), "objects": np.array([f]), "step": np.int64(3)}
+
+    def bwd(residuals, ct):
+        assert residuals["names"][0] == "a" and residuals["objects"][0] is f and type(residuals["step"]) is np.int64
+        return (2 * residuals["x"] * ct,)
+
+    f = polybridge.wrap(lambda x: x**2, src="numpy", dst="numpy", vjp=(fwd, bwd))
+    np.testing.assert_array_equal(f.vjp(X)[1](np.ones(3))[0], 2 * X)
+
+
 def test_a_random_rule_is_not_differentiated_twice(pair):
     """The second derivative runs fwd again, which would draw another mask. JAX takes its functions to be pure."""
     if pair.src.traces:

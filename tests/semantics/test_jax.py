@@ -278,6 +278,17 @@ def test_a_typed_key_in_a_result_is_refused_with_the_way_out():
         in_torch(lambda x: (x, jax.random.key(0)))(torch.ones(1))
 
 
+@pytest.mark.parametrize("order", ["0101", "1010"])
+def test_a_tree_of_jax_alone_is_refused_where_it_has_arrays_whatever_came_before(order):
+    f = in_torch(lambda x, full: (jax.tree_util.Partial(jnp.sin, *[x] * full), 2 * x))
+    for full in map(int, order):
+        if full:
+            with pytest.raises(polybridge.UnsupportedTensorError, match=r"result\[0\].*Partial is not a dense tensor"):
+                f(torch.ones(2), full)
+        else:
+            assert f(torch.ones(2), full)[0].func is jnp.sin
+
+
 def test_a_sparse_result_is_refused_by_path():
     from jax.experimental import sparse
 

@@ -242,8 +242,55 @@ def test_a_size_with_a_bound():
 def test_a_size_that_breaks_the_promise(backend):
     compiled = graph(wrapped(TENSORFLOW, lambda m, x: m.sin(x)[:10]), dynamic=True, backend=backend)
     compiled(values(20))
-    with pytest.raises(polybridge.PromisedShapeError, match=r"sizes \[3\].*sizes \[10\]"):
+    with pytest.raises(polybridge.PromisedShapeError, match=r"float64\[3\].*float64\[10\]"):
         compiled(values(3))
+
+
+VECTOR = polybridge.TensorSpec((3,), "float64")
+OTHERS = {  # results that compiled code would read as what was promised
+    "dtype": (lambda x: tf.cast(x, tf.float32), VECTOR),
+    "rank": (lambda x: x[None], VECTOR),
+    "ranks of several": (lambda x: (x[None], x[0]), (polybridge.TensorSpec((1,), "float64"), VECTOR)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_result_of_another_kind_than_was_promised(name, gradient):
+    fn, specs = OTHERS[name]
+    f = polybridge.wrap(fn, src="tf", dst="torch", output_specs=specs)
+    with pytest.raises(polybridge.PromisedShapeError, match="was promised"):
+        graph(lambda x: f(x)[-1] + 1, backend="inductor")(values(3).requires_grad_(gradient))
+
+
+def scaled(factor):
+    """Return a wrapped function; all of them have one code."""
+    return polybridge.wrap(lambda x: x * factor, src="tf", dst="torch")
+
+
+class Scaled(torch.nn.Module):
+    """A layer that holds a wrapped function."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.scaled = scaled(factor)
+
+    def forward(self, x):
+        """Call it."""
+        return self.scaled(x) + 1
+
+
+def test_functions_of_one_code_have_graphs_of_their_own():
+    functions, compiled = [scaled(factor) for factor in (2.0, 3.0, 5.0)], graph(lambda f, x: f(x) + 1)
+    for i in (0, 1, 2, 2, 1, 0):
+        assert compiled(functions[i], torch.ones(1)).item() == (2, 3, 5)[i] + 1
+
+
+def test_modules_of_one_class_have_graphs_of_their_own():
+    modules = [graph(Scaled(factor)) for factor in (2.0, 3.0, 5.0)]
+    for i in (0, 1, 2, 2, 1, 0):
+        value, (gradient,) = with_gradients(modules[i], torch.ones(1))
+        assert (value.item(), gradient.item()) == ((2, 3, 5)[i] + 1, (2, 3, 5)[i])
 
 
 def test_a_size_that_depends_on_values():

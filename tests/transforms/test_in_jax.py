@@ -303,6 +303,21 @@ def test_specs_that_are_given_are_used() -> None:
     assert_close(jax.jit(jax.grad(lambda x: wrapped(x).sum()))(X), jnp.array([0.0, 1.0, 1.0]))
 
 
+def test_specs_may_have_their_dicts_in_another_order() -> None:
+    spec = polybridge.TensorSpec((3,), "float64")
+    wrapped = into_jax(lambda x: {"b": 2 * x, "a": 3 * x}, output_specs={"a": spec, "b": spec})
+    assert_close(jax.jit(wrapped)(X), {"a": 3 * X, "b": 2 * X})
+    assert_close(jax.jit(jax.grad(lambda x: wrapped(x)["a"].sum()))(X), 0 * X + 3)
+
+
+def test_a_result_whose_dict_changes_its_order_is_refused() -> None:
+    orders = iter(["ab", "ab", "ba"])  # the trace, the first call, the second call
+    call = jax.jit(into_jax(lambda x: {key: x * ord(key) for key in next(orders)}))
+    assert_close(call(X)["b"], X * ord("b"))
+    with pytest.raises(Exception, match=r"returned \{'b': \*, 'a': \*\} at the result"):
+        jax.block_until_ready(call(X))
+
+
 def test_a_result_that_is_not_as_promised_is_refused() -> None:
     wrapped = into_jax(lambda x: x[x > 1.5], output_specs=polybridge.TensorSpec((1,), "float64"))
     with pytest.raises(Exception, match=r"returned float64\[2\] at result, but float64\[1\] was promised"):
@@ -439,6 +454,51 @@ def test_a_branch_that_each_example_takes_or_not_has_its_gradient(staged: bool, 
         return (jax.jit(grad) if staged else grad)(BATCH)
 
     assert_close(examples(into_jax(NORMALISED[src], src)), examples(NORMALISED["jax"]))
+
+
+def twice(f: Fn) -> Fn:
+    return lambda x: f(f(x))
+
+
+def shortened(f: Fn) -> Fn:
+    return lambda x: f(x[:2])
+
+
+BRANCHES: dict[str, Callable[[Fn, Fn], tuple[Fn, Fn]]] = {
+    "two functions": lambda f, g: (f, g),
+    "of other results": lambda f, g: (f, lambda x: g(x)[:1]),
+    "one function": lambda f, _: (f, lambda x: -f(2 * x)),
+    "one function twice": lambda f, _: (twice(f), f),
+    "one function of other inputs": lambda f, _: (f, shortened(f)),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_examples_that_take_several_branches_have_the_gradient_of_their_own(name: str) -> None:
+    def examples(f: Fn, g: Fn) -> Fn:
+        one, other = BRANCHES[name](f, g)
+        loss = lambda x: jax.lax.cond(x[0] > 0, lambda x: one(x).sum(), lambda x: (other(x) ** 2).sum(), x)  # noqa: E731
+        return lambda batch: (jax.vmap(jax.grad(loss))(batch), jax.vmap(jax.grad(total(jax.grad(loss))))(batch))
+
+    wrapped = examples(into_jax(lambda x: x.sin() * x.sum()), into_jax(lambda x: (x**3).sum(-1, keepdim=True)))
+    native = jax.jit(examples(lambda x: jnp.sin(x) * x.sum(), lambda x: (x**3).sum(-1, keepdims=True)))
+    mixed, staged = jnp.array([[0.5, -1.0, 2.0], [-0.5, 1.0, 0.3], [1.5, 0.2, 0.1]]), jax.jit(wrapped)
+    assert_close(wrapped(mixed), native(mixed))
+    for batch in (mixed, mixed**2, -(mixed**2)):
+        assert_close(staged(batch), native(batch))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_each_of_several_branches_has_its_own_mask(staged: bool) -> None:
+    wrapped = into_jax(dropout)
+
+    def run(x: Any) -> Any:
+        y = jax.lax.cond(x[0] > 0, wrapped, lambda x: wrapped(3 * x), x)
+        return y.sum(), y
+
+    grad, signs = jax.vmap(jax.grad(run, has_aux=True)), jnp.array([[1.0], [-1.0], [1.0]])
+    gradient, y = (jax.jit(grad) if staged else grad)(ONES * signs)
+    np.testing.assert_allclose(gradient * signs, 2 * y)  # of squares
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])

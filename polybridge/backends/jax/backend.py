@@ -22,6 +22,7 @@ class JaxBackend(Backend):
 
     is_tensor = staticmethod(convert.is_tensor)
     is_composite = staticmethod(convert.is_composite)
+    is_tree = staticmethod(convert.is_tree)
     to_numpy = staticmethod(convert.to_numpy)
     from_numpy = staticmethod(convert.from_numpy)
     parts = staticmethod(trees.parts)

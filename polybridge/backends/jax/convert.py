@@ -38,7 +38,12 @@ def is_composite(value: Any) -> bool:
     """Whether it is a mutable reference, or a tree of arrays that JAX has been taught alone, such as a sparse one."""
     if isinstance(value, jax.Ref):
         return True
-    return not jax.tree_util.all_leaves([value]) and any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
+    return is_tree(value) and any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
+
+
+def is_tree(value: Any) -> bool:
+    """Whether JAX has been taught what is in it."""
+    return not jax.tree_util.all_leaves([value])
 
 
 def spec(tensor: jax.Array) -> TensorSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from polybridge.backends.jax import convert
 from polybridge.backends.jax.buffers import BUFFERS
 from polybridge.core import orders, residuals, tokens
 from polybridge.core.abstract import Abstract
-from polybridge.core.batching import Axes, BatchedRelay, batched
+from polybridge.core.batching import Axes, BatchedRelay, Chosen, batched
 from polybridge.core.errors import PromisedShapeError
 from polybridge.core.exchange import Exchange
 from polybridge.core.relay import FunctionRelay, Relay
@@ -25,6 +26,7 @@ Tensor = Any
 Array = np.ndarray[Any, Any]
 AnyRelay = FunctionRelay | BatchedRelay
 TOKEN = np.dtype(np.uint32)  # of two for each number of a token: JAX may have no 64 bits
+_roots = itertools.count()
 _PLANS = 256  # signatures whose plans one operation remembers
 
 
@@ -34,12 +36,13 @@ class Operation:
     Args:
         relay: on JAX arrays.
         host: the same on buffers of XLA, made when it is first needed.
+        root: the number of the operation on one example, which this one is batched from.
     """
 
-    def __init__(self, relay: AnyRelay, host: AnyRelay | None = None) -> None:
+    def __init__(self, relay: AnyRelay, host: AnyRelay | None = None, root: int | None = None) -> None:
         """Run nothing yet."""
         self.relay, self.call = relay, relay.call
-        self._host = host
+        self._host, self._root = host, next(_roots) if root is None else root
         self._plans: dict[tuple[TensorSpec, ...], Abstract] = {}
         self._batched: dict[Axes, Operation] = {}
 
@@ -61,7 +64,8 @@ class Operation:
         """Return the operation over a batch, with the examples of every result along axis 0."""
         found = self._batched.get(axes)
         if found is None:
-            found = self._batched.setdefault(axes, Operation(batched(self.relay, axes), batched(self.host, axes)))
+            over_batch = Operation(batched(self.relay, axes), batched(self.host, axes), self._root)
+            found = self._batched.setdefault(axes, over_batch)
         return found
 
     def plan(self, avals: Sequence[Any]) -> Abstract:
@@ -106,7 +110,8 @@ class Operation:
         if not copies:
             return [*leaves, convert.from_dlpack(tokens.keep(back, ()).view(TOKEN).__dlpack__())]
         token = np.empty((*rows, tokens.SIZE), np.int64)
-        tokens.write(token, residuals.stash(back, list(map(np.asarray, leaves)), randomness))
+        number = residuals.stash(back, list(map(np.asarray, leaves)), randomness, self.owner(xs, differentiable(xs)))
+        tokens.write(token, number)
         return convert.placed([*leaves, jnp.asarray(token.view(TOKEN))], where)
 
     def pull(self, token: Tensor, xs: Sequence[Tensor], cts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -115,7 +120,7 @@ class Operation:
         primals = [xs[i] for i in wanted]
         dtypes = tuple(ct.dtype for ct in cts[0])
         converted = conversions(tuple(x.dtype for x in primals), dtypes, len(cts))
-        found = _pull(self.relay, jnp.conj, wanted, token, xs, cts, converted)
+        found = _pull(self._kept(self.relay, wanted, token, xs), jnp.conj, [xs[i] for i in wanted], cts, converted)
         like = [*primals, *(ct for group in cts[:-1] for ct in group)]
         arrays = _arrays(found, like)
         if convert.place([*xs, *cts[-1]]) is None:
@@ -127,14 +132,14 @@ class Operation:
     ) -> list[Tensor]:
         """Return the tangents of the results; see `core.orders`. Tangents are the same in both conventions."""
         wanted = differentiable(xs)
-        back = _kept(self.relay, wanted, token, xs)
+        back = self._kept(self.relay, wanted, token, xs)
         found = [None] * len(ones) if back is None else orders.push(back, [xs[i] for i in wanted], ones, tangents)
         return convert.placed(_arrays(found, ones), convert.place([*xs, *tangents]))
 
     # On the host, under compiled code.
 
     def evaluate_on_host(
-        self, plan: Abstract, wanted: Sequence[int], keep: bool, xs: Sequence[Any], outs: Sequence[Any]
+        self, plan: Abstract, wanted: Sequence[int], owner: int, keep: bool, xs: Sequence[Any], outs: Sequence[Any]
     ) -> None:
         """Write the results, and the token if the residual is to be kept, into buffers of XLA."""
         if keep:
@@ -143,15 +148,16 @@ class Operation:
             outcome, back = (self._host or self.host).vjp(xs, wanted)
             arrays: list[Any] = outcome.leaves
             *outs, token = outs
-            tokens.write(np.asarray(token).view(np.int64), residuals.stash(back, arrays, randomness))
+            number = residuals.stash(back, arrays, randomness, owner)
+            tokens.write(np.asarray(token).view(np.int64), number)
         else:  # the first run is differentiated, to see whether it holds weights
             outcome = self.host(xs) if self.host.told else self.host.vjp(xs, ())[0]
         leaves: list[Any] = outcome.leaves
-        if len(leaves) != len(outs):
-            raise PromisedShapeError.differs(self.call, "the result", f"{len(leaves)} tensors", f"{len(outs)}")
+        assert outcome.structure is not None and plan.structure is not None
+        if not outcome.structure.is_like(plan.structure):
+            raise PromisedShapeError.differs(self.call, "the result", outcome.structure, plan.structure)
         for i, (out, leaf, promised) in enumerate(zip(outs, leaves, plan.specs, strict=True)):
             if leaf.shape != promised.shape or leaf.dtype != dtype(promised.dtype):
-                assert plan.structure is not None
                 found = TensorSpec(leaf.shape, leaf.dtype.name)
                 raise PromisedShapeError.differs(self.call, plan.structure.result(i), found, promised)
             _write(out, leaf)
@@ -166,7 +172,8 @@ class Operation:
         outs: Sequence[Any],
     ) -> None:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
-        found = _pull(self._host or self.host, _array_conj, wanted, token, xs, cts, conversions)
+        back = self._kept(self._host or self.host, wanted, token, xs)
+        found = _pull(back, _array_conj, list(map(xs.__getitem__, wanted)), cts, conversions)
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
@@ -181,10 +188,33 @@ class Operation:
         outs: Sequence[Any],
     ) -> None:
         """Write the tangents of the results into buffers of XLA."""
-        back = _kept(self.host, wanted, token, xs)
+        back = self._kept(self.host, wanted, token, xs)
         found = [None] * len(ones) if back is None else orders.push(back, [xs[i] for i in wanted], ones, tangents)
         for out, x in zip(outs, found, strict=True):
             _write(out, 0 if x is None else x)
+
+    def _kept(self, relay: AnyRelay, wanted: Sequence[int], token: Tensor, xs: Sequence[Tensor]) -> Relay | None:
+        """Return the residual, by another evaluation if it is gone.
+
+        None where no example came to the call, so that nobody reads what its derivative is.
+        """
+        again, numbers = functools.partial(_again, relay, wanted, xs), np.ascontiguousarray(token).view(np.int64)
+        if numbers.ndim == 1:
+            number = tokens.read(numbers)
+            return residuals.stashed(number, again) if number else None
+        owner = self.owner(xs, wanted)
+        parts = [part for part in tokens.parts(numbers) if residuals.owner(part.number) == owner]
+        backs = [residuals.stashed(part.number, again) for part in parts]
+        if len(backs) > 1:
+            return Chosen(backs, [part.rows for part in parts], relay.exchange)
+        return backs[0] if backs else None
+
+    def owner(self, xs: Sequence[Tensor], wanted: Sequence[int]) -> int:
+        """Return a number that evaluations of this function share, at arrays of these types where it is differentiated.
+
+        Others may become batched where branches are joined. Two functions may have the same number, but seldom do.
+        """
+        return hash((self._root, *[(x.shape, x.dtype) for x in (xs[i] for i in wanted)])) % residuals.OWNERS
 
     def conversions(self, xs: Sequence[Any], count: int) -> Conversions:
         """Return those of pulls of order `count` at arrays of these types."""
@@ -247,16 +277,13 @@ def conversions(primals: tuple[Any, ...], outputs: tuple[Any, ...], count: int, 
 
 
 def _pull(
-    relay: AnyRelay,
+    back: Relay | None,
     conj: Callable[[Tensor], Tensor],
-    wanted: Sequence[int],
-    token: Tensor,
-    xs: Sequence[Tensor],
+    primals: Sequence[Tensor],
     cts: Sequence[Sequence[Tensor]],
     conversions: Conversions,
 ) -> list[Tensor | None]:
-    """Return the pull in JAX's convention; `relay` evaluates the function again if the residual is gone."""
-    back, primals = _kept(relay, wanted, token, xs), list(map(xs.__getitem__, wanted))
+    """Return the pull in JAX's convention."""
     if back is None:
         return [None] * (len(primals) + sum(map(len, cts[:-1])))
     if conversions.narrowed:
@@ -272,12 +299,6 @@ def _pull(
     ]
     found = orders.pull(back, primals, taken)
     return [None if x is None else _conj(conj, x, flag) for x, flag in zip(found, conversions.outs, strict=True)]
-
-
-def _kept(relay: AnyRelay, wanted: Sequence[int], token: Tensor, xs: Sequence[Tensor]) -> Relay | None:
-    """Return the residual; None where no example came to the call, so that nobody reads what its derivative is."""
-    number = tokens.read(np.ascontiguousarray(token).view(np.int64))
-    return residuals.stashed(number, functools.partial(_again, relay, wanted, xs)) if number else None
 
 
 def _array_conj(x: Any) -> Array:

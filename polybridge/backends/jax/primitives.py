@@ -433,7 +433,8 @@ def _is_explicit(x: Any) -> bool:
 
 
 def _evaluation(xs: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]) -> Callable[..., None]:
-    return partial(operation.evaluate_on_host, operation.plan(xs), differentiable(xs), keep)
+    wanted = differentiable(xs)
+    return partial(operation.evaluate_on_host, operation.plan(xs), wanted, operation.owner(xs, wanted), keep)
 
 
 def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:

@@ -131,7 +131,10 @@ class _Evaluation:
 
         def checked(outcome: Outcome) -> list[Tensor]:
             found = [(_private.shape_of(y), y.dtype) for y in outcome.leaves if y is not None]
-            return outcome.leaves if found == exact else _admitted(outcome, plan, relay.call)
+            assert outcome.structure is not None and plan.structure is not None
+            if found == exact and outcome.structure.is_like(plan.structure):
+                return outcome.leaves
+            return _admitted(outcome, plan, relay.call)
 
         def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
             *outputs, token = results
@@ -283,6 +286,8 @@ def _admitted(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
     Raises:
         PromisedShapeError: they are not; TensorFlow itself would not notice.
     """
+    if outcome.structure and plan.structure and not outcome.structure.is_like(plan.structure):
+        raise PromisedShapeError.differs(call, "the result", outcome.structure, plan.structure)
     found = [convert.spec(y) for y in outcome.leaves]
     if len(found) != len(plan.specs):
         raise PromisedShapeError.differs(call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")

@@ -24,6 +24,7 @@ from polybridge.core.abstract import Abstract
 from polybridge.core.batching import BatchedRelay
 from polybridge.core.errors import CompilationError, PromisedShapeError
 from polybridge.core.relay import FunctionRelay
+from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
 
@@ -35,21 +36,25 @@ _PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another func
 _entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
 _places = itertools.count()  # of calls in graphs: torch merges operations with equal arguments, which may be random
 _names: dict[int, str] = {}  # by the id of a relay
+_identities = itertools.count()  # of decorated functions
 
 
 def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with a branch for the compiler, which puts it into its graph without looking inside.
 
-    The compiler is told so while it traces: its package takes a second to import, which most programs never need.
+    The compiler is told so while it traces: its package takes a second to import, which most programs never need. It
+    reuses a graph for another function of the same code unless a value that it has read differs, hence the identity: a
+    string, since numbers that differ become symbols.
     """
-    opaque: list[Callable[..., Any]] = []
+    identity = f"{next(_identities)}"
+    opaque: dict[str, Callable[..., Any]] = {}
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if torch.compiler.is_dynamo_compiling():
                 mark()
-                return opaque[0](*_without_none(args), **_without_none(kwargs))
+                return opaque[identity](*_without_none(args), **_without_none(kwargs))
             return function(*_numbers(args), **_numbers(kwargs))
         return function(*args, **kwargs)
 
@@ -61,7 +66,7 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if not opaque:
             import torch._dynamo
 
-            opaque.append(torch._dynamo.nonstrict_trace(traced))
+            opaque[identity] = torch._dynamo.nonstrict_trace(traced)
 
     mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
     del called.__wrapped__
@@ -121,6 +126,7 @@ class _Entry:
     def __init__(self, relay: FunctionRelay | BatchedRelay) -> None:
         self.relay = relay
         self.plans: dict[Any, symbolic.Plan] = {}
+        self.promised: dict[int, list[TensorSpec]] = {}  # by place
 
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
         found = self.plans.get(symbolic.key(xs))
@@ -129,8 +135,21 @@ class _Entry:
             self.plans[symbolic.key(xs)] = found  # under another key where symbols have become numbers
         return found
 
-    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Return results that keep what was promised, and share no memory with an input, as `copy=False` lets them."""
+    def place(self, plan: symbolic.Plan) -> int:
+        """Return a number for a call in a graph, which is promised what a plan says."""
+        place = next(_places)
+        self.promised[place] = plan.abstract.specs
+        return place
+
+    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+        """Return results that keep what was promised, and share no memory with an input, as `copy=False` lets them.
+
+        Raises:
+            PromisedShapeError: they do not; a compiled graph would read their memory as what it was promised.
+        """
+        specs, promised = list(map(convert.spec, leaves)), self.promised.get(place)
+        if promised is not None and not _admitted(specs, promised):
+            raise PromisedShapeError.differs(self.relay.call, "the result", _text(specs), _text(promised))
         found = symbolic.sizes(leaves)
         if len(found) != len(sizes) or any(p not in (n, -1) for n, p in zip(found, sizes, strict=True)):
             raise PromisedShapeError.differs(self.relay.call, "the result", f"sizes {found}", f"sizes {list(sizes)}")
@@ -146,6 +165,14 @@ class _Entry:
             for i, c in zip(candidates, connected or (True,) * len(candidates), strict=True)
             if c and xs[i].requires_grad
         ]
+
+
+def _admitted(found: Sequence[TensorSpec], promised: Sequence[TensorSpec]) -> bool:
+    return len(found) == len(promised) and all(map(TensorSpec.admits, promised, found))
+
+
+def _text(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(map(str, specs))
 
 
 def is_traced(xs: Sequence[Tensor]) -> bool:
@@ -189,14 +216,15 @@ def abstract(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Abstr
 def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
     """Evaluate a relay in a trace; autograd follows."""
     name = name_of(relay)
-    return torch.ops.polybridge.call.default(name, list(xs), _entries[name].plan(xs).sizes(xs), next(_places))
+    plan = _entries[name].plan(xs)
+    return torch.ops.polybridge.call.default(name, list(xs), plan.sizes(xs), _entries[name].place(plan))
 
 
 def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Evaluate a relay in a trace, and return the token of its residual after the results."""
     name = name_of(relay)
-    sizes = _entries[name].plan(xs).sizes(xs)
-    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), sizes, next(_places))
+    plan = _entries[name].plan(xs)
+    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), plan.sizes(xs), _entries[name].place(plan))
 
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
@@ -219,14 +247,14 @@ def _entry(function: str) -> _Entry:
 def _call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
     with _as_called():
         entry = _entry(function)
-        return entry.checked(entry.relay(xs).leaves, xs, sizes)
+        return entry.checked(entry.relay(xs).leaves, xs, sizes, place)
 
 
 def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int) -> list[Tensor]:
     with _as_called(), torch.enable_grad():
         entry = _entry(function)
         outcome, back = entry.relay.vjp(xs, wanted)
-        return [*entry.checked(outcome.leaves, xs, sizes), torch.from_numpy(residuals.keep(back))]
+        return [*entry.checked(outcome.leaves, xs, sizes, place), torch.from_numpy(residuals.keep(back))]
 
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
