@@ -123,6 +123,6 @@ def test_torchs_own_checks_of_an_operation(test):
     torch.compile(f, backend="eager", fullgraph=True)(values(3))
     name = list(compiled._entries)[-1]
     found = torch.library.opcheck(
-        torch.ops.polybridge.call.default, (name, [values(3).requires_grad_()], [3], 0), test_utils=test
+        torch.ops.polybridge.call.default, (name, [values(3).requires_grad_()], "float64/1", [3], 0), test_utils=test
     )
     assert found == {test: "SUCCESS"}

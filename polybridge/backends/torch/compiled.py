@@ -123,17 +123,21 @@ class _Entry:
         self.plans: dict[Any, symbolic.Plan] = {}
 
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
-        found = self.plans.get(symbolic.key(xs))
+        narrows = self.relay.exchange.source.narrows()
+        found = self.plans.get((narrows, *symbolic.key(xs)))
         if found is None:
             found = symbolic.plan(self.relay, xs)
-            self.plans[symbolic.key(xs)] = found  # under another key where symbols have become numbers
+            self.plans[narrows, *symbolic.key(xs)] = found  # under another key where symbols have become numbers
         return found
 
-    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], kinds: str, sizes: Sequence[int]) -> list[Tensor]:
         """Return results that keep what was promised, and share no memory with an input, as `copy=False` lets them."""
-        found = symbolic.sizes(leaves)
-        if len(found) != len(sizes) or any(p not in (n, -1) for n, p in zip(found, sizes, strict=True)):
-            raise PromisedShapeError.differs(self.relay.call, "the result", f"sizes {found}", f"sizes {list(sizes)}")
+        if [(y.dtype, y.dim()) for y in leaves] != _kinds(kinds):
+            found = " ".join(f"{convert.dtype_name(y)}/{y.dim()}" for y in leaves)
+            raise PromisedShapeError.differs(self.relay.call, "the result", f"dtypes/ranks {found}", kinds)
+        given = symbolic.sizes(leaves)
+        if any(p not in (n, -1) for n, p in zip(given, sizes, strict=True)):
+            raise PromisedShapeError.differs(self.relay.call, "the result", f"sizes {given}", f"sizes {list(sizes)}")
         inputs = {x.untyped_storage().data_ptr() for x in xs}
         return [y.clone() if y.untyped_storage().data_ptr() in inputs else y for y in leaves]
 
@@ -189,14 +193,15 @@ def abstract(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> Abstr
 def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tensor]:
     """Evaluate a relay in a trace; autograd follows."""
     name = name_of(relay)
-    return torch.ops.polybridge.call.default(name, list(xs), _entries[name].plan(xs).sizes(xs), next(_places))
+    plan = _entries[name].plan(xs)
+    return torch.ops.polybridge.call.default(name, list(xs), plan.kinds, plan.sizes(xs), next(_places))
 
 
 def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Evaluate a relay in a trace, and return the token of its residual after the results."""
     name = name_of(relay)
-    sizes = _entries[name].plan(xs).sizes(xs)
-    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), sizes, next(_places))
+    plan = _entries[name].plan(xs)
+    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), plan.kinds, plan.sizes(xs), next(_places))
 
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
@@ -216,17 +221,29 @@ def _entry(function: str) -> _Entry:
     return entry
 
 
-def _call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+@functools.cache
+def _kinds(kinds: str) -> list[tuple[torch.dtype, int]]:
+    return [(convert.torch_dtype(name), int(rank)) for name, _, rank in (kind.partition("/") for kind in kinds.split())]
+
+
+def _call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
     with _as_called():
         entry = _entry(function)
-        return entry.checked(entry.relay(xs).leaves, xs, sizes)
+        return entry.checked(entry.relay(xs).leaves, xs, kinds, sizes)
 
 
-def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int) -> list[Tensor]:
+def _vjp(
+    function: str, xs: Sequence[Tensor], wanted: Sequence[int], kinds: str, sizes: Sequence[int], place: int
+) -> list[Tensor]:
+    # Copies: the compiler lets what comes later in the graph write to the memory of an input that it reads no more (it
+    # may compute the input again for the backward), and does not check that the caller's tensors are still what they
+    # were where it has not saved them itself.
+    entry = _entry(function)
+    exchange = entry.relay.exchange
+    lent = convert.copies(xs) if exchange.by_dlpack or exchange.copy is False else xs
     with _as_called(), torch.enable_grad():
-        entry = _entry(function)
-        outcome, back = entry.relay.vjp(xs, wanted)
-        return [*entry.checked(outcome.leaves, xs, sizes), torch.from_numpy(residuals.keep(back))]
+        outcome, back = entry.relay.vjp(lent, wanted)
+        return [*entry.checked(outcome.leaves, xs, kinds, sizes), torch.from_numpy(residuals.keep(back))]
 
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
@@ -249,21 +266,21 @@ def _as_called() -> Any:
 # What they promise while a graph is traced.
 
 
-def _promised_call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+def _promised_call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
     return _entry(function).plan(xs).empty(sizes)
 
 
 def _promised_vjp(
-    function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int
+    function: str, xs: Sequence[Tensor], wanted: Sequence[int], kinds: str, sizes: Sequence[int], place: int
 ) -> list[Tensor]:
-    return [*_promised_call(function, xs, sizes, place), torch.empty(1, dtype=torch.int64)]
+    return [*_promised_call(function, xs, kinds, sizes, place), torch.empty(1, dtype=torch.int64)]
 
 
 def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     return [torch.empty_like(v, memory_format=torch.contiguous_format) for v in values[: len(values) - counts[-1]]]
 
 
-def _followed(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+def _followed(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
     """Call so that autograd follows."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         from polybridge.backends.torch import transforms  # which imports this module
@@ -271,13 +288,17 @@ def _followed(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: 
         entry = _entry(function)
         return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.polybridge.call.default(function, xs, sizes, place)
+        return torch.ops.polybridge.call.default(function, xs, kinds, sizes, place)
 
 
 _library = torch.library.Library("polybridge", "DEF")
 for _signature, _run, _promised in (
-    ("call(str function, Tensor[] xs, SymInt[] sizes, int place) -> Tensor[]", _call, _promised_call),
-    ("vjp(str function, Tensor[] xs, int[] wanted, SymInt[] sizes, int place) -> Tensor[]", _vjp, _promised_vjp),
+    ("call(str function, Tensor[] xs, str kinds, SymInt[] sizes, int place) -> Tensor[]", _call, _promised_call),
+    (
+        "vjp(str function, Tensor[] xs, int[] wanted, str kinds, SymInt[] sizes, int place) -> Tensor[]",
+        _vjp,
+        _promised_vjp,
+    ),
     ("pull(Tensor token, Tensor[] values, int[] counts) -> Tensor[]", _pull, _promised_pull),
 ):
     _library.define(_signature, tags=torch.Tag.pt2_compliant_tag)

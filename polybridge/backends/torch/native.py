@@ -84,15 +84,17 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, *xs: Tensor | None) -> tuple[Tensor | None, ...]:
         wanted = [i for i, x in enumerate(xs) if x is not None and x.requires_grad]
-        with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
-            outcome, back = run.relay.vjp(xs, wanted)
         hooks = _top_saved_tensors_default_hooks(False)
+        is_checkpoint = hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
+        lent = xs if hooks is None or is_checkpoint else convert.copies(xs)  # hooks switch the check of versions off
+        with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
+            outcome, back = run.relay.vjp(lent, wanted)
         if hooks is None:
             token = torch.empty(0)
             token.polybridge_back = back
         else:
             token = torch.from_numpy(residuals.keep(back))
-            ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
+            ctx.back = None if is_checkpoint else back
         leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
         run.outcome = outcome
         ctx.places = convert.places(xs) if hooks is None else []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C._autograd import _top_saved_tensors_default_hooks  # private, as in native.py
 from torch._C._functorch import TransformType, get_interpreter_stack  # private: no public call shows them (torch 2.13)
 from torch.autograd import forward_ad
 
@@ -66,8 +67,9 @@ class _Evaluation(torch.autograd.Function):
             plan = compiled.abstract(run.relay, xs)
             run.outcome = Outcome([], plan.structure, plan.differentiable)
             return tuple(compiled.vjp(run.relay, xs, run.wanted))
+        lent = xs if _top_saved_tensors_default_hooks(False) is None else convert.copies(xs)  # as in native.py
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
-            outcome, back = run.relay.vjp(xs, run.wanted)
+            outcome, back = run.relay.vjp(lent, run.wanted)
         run.outcome = outcome.with_leaves([])
         return (*outcome.leaves, torch.from_numpy(residuals.keep(back)))
 
@@ -78,11 +80,13 @@ class _Evaluation(torch.autograd.Function):
         ctx.differentiable = run.outcome.differentiable
         ctx.outputs = [(y.shape, y.dtype) for y, d in zip(leaves, ctx.differentiable, strict=True) if d]
         ctx.mark_non_differentiable(token, *(y for y, d in zip(leaves, ctx.differentiable, strict=True) if not d))
-        _save(ctx, token, *(xs[i] for i in ctx.wanted))
+        others = (x for i, x in enumerate(xs) if i not in ctx.wanted)  # whose versions are to be checked too
+        _save(ctx, token, *(xs[i] for i in ctx.wanted), *others)
 
     @staticmethod
     def backward(ctx: Any, *cts: Tensor) -> tuple[Tensor | None, ...]:
-        token, *primals = ctx.saved_tensors
+        token, *inputs = ctx.saved_tensors
+        primals = inputs[: len(ctx.wanted)]
         taken = [ct for ct, d in zip(cts, ctx.differentiable, strict=False) if d]
         found = _pull((len(primals), len(taken)), token, [*primals, *taken])
         gradients: list[Tensor | None] = [None] * (1 + ctx.count)
@@ -92,7 +96,8 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        token, *primals = ctx.saved_tensors
+        token, *inputs = ctx.saved_tensors
+        primals = inputs[: len(ctx.wanted)]
         given = _filled([tangents[i] for i in ctx.wanted], primals)
         ones = [torch.ones(shape, dtype=dtype) for shape, dtype in ctx.outputs]
         found = iter(_push((len(primals),), token, primals, ones, given))
