@@ -264,3 +264,16 @@ def test_a_batch_of_cotangents(source, order):
 
     x = values(3).requires_grad_()
     torch.testing.assert_close(rows(wrapped(source, fn), x), rows(native(fn), x))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorised_jacobians_of_torch_autograd_functional(source, strategy):
+    def derivatives(f):
+        jacobian = torch.autograd.functional.jacobian(f, x, vectorize=True, strategy=strategy)
+        hessian = torch.autograd.functional.hessian(
+            lambda x: f(x).sum(), x, vectorize=True, outer_jacobian_strategy=strategy
+        )
+        return jacobian, hessian
+
+    x = values(3)
+    torch.testing.assert_close(derivatives(wrapped(source, fn)), derivatives(native(fn)))

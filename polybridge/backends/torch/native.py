@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
 from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
+from torch._C._functorch import is_functorch_wrapped_tensor  # private, as in transforms.py
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
 
-from polybridge.backends.torch import compiled, convert, transforms
+from polybridge.backends.torch import compiled, convert, legacy, transforms
 from polybridge.backends.torch.source import fake_mode
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
@@ -113,34 +114,14 @@ class _Crossing(torch.autograd.Function):
         if convert.are_freed(ctx.places, xs):
             raise ResidualError.freed()
         inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
-        pull = _pull_batch if any([x is not None and is_legacy_batchedtensor(x) for x in inputs]) else _pull
         back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
-        return (None, *spread(pull(back, inputs), ctx.wanted, ctx.count))
+        found = legacy.by_rows(partial(_pull, back), inputs) if legacy.is_batch(inputs) else _pull(back, inputs)
+        return (None, *spread(found, ctx.wanted, ctx.count))
 
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
     followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return (crossing(back, inputs) if followed else back.rows(inputs)).leaves
-
-
-def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Pull each cotangent of a batch back by itself: `torch.autograd.grad(..., is_grads_batched=True)`.
-
-    Private: torch hands such a batch over as one wrapped tensor, and has no public way to open it (torch 2.13).
-    """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    opened = {
-        i: torch._remove_batch_dim(x, level, 1, 0)
-        for i, x in enumerate(inputs)
-        if x is not None and is_legacy_batchedtensor(x)
-    }
-    size = next(iter(opened.values())).shape[0]
-    rows = [_pull(back, [opened[i][row] if i in opened else x for i, x in enumerate(inputs)]) for row in range(size)]
-    return [
-        None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)
-        for column in zip(*rows, strict=True)
-    ]
 
 
 def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:

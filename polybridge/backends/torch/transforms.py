@@ -15,7 +15,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks  # private, as i
 from torch._C._functorch import TransformType, get_interpreter_stack  # private: no public call shows them (torch 2.13)
 from torch.autograd import forward_ad
 
-from polybridge.backends.torch import compiled, convert
+from polybridge.backends.torch import compiled, convert, legacy
 from polybridge.core import orders, residuals
 from polybridge.core.batching import BatchedRelay, batched
 from polybridge.core.relay import FunctionRelay, Outcome
@@ -236,8 +236,7 @@ def _mapped(
 
 
 def _pull(counts: tuple[int, ...], token: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor]:
-    found: Sequence[Tensor] = _Pull.apply(counts, token, *values)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_Pull, counts, token, values)
 
 
 def _push(
@@ -249,10 +248,16 @@ def _push(
 ) -> Sequence[Tensor]:
     """Return the derivative in the direction of `tangents`, one like each of `ones`; see `core.orders`."""
     if len(counts) == 1:
-        tangent: Sequence[Tensor] = _Push.apply((*counts, len(ones)), token, *values, *ones, *tangents)  # type: ignore[no-untyped-call]
-        return tangent
+        return _applied(_Push, (*counts, len(ones)), token, [*values, *ones, *tangents])
     found = _pull((*counts, len(ones), len(values)), token, [*values, *ones, *tangents])
     return found[len(values) :]
+
+
+def _applied(function: Any, counts: tuple[int, ...], token: Tensor, values: Sequence[Any]) -> Sequence[Any]:
+    if legacy.is_batch(values):
+        return legacy.by_rows(lambda row: _applied(function, counts, token, row), values)
+    found: Sequence[Any] = function.apply(counts, token, *values)
+    return found
 
 
 def _save(ctx: Any, *tensors: Tensor) -> None:
