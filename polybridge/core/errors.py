@@ -513,6 +513,15 @@ class CompilationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def in_torchscript(cls, call: str) -> CompilationError:
+        """Say why TorchScript cannot hold the call and what can."""
+        return cls(
+            f"`{call}` was called while `torch.jit.trace` (or an ONNX export by it) records a graph: it runs in "
+            f"another framework, and the trace would keep its result as a constant. Trace the functions around it, "
+            f"or use `torch.compile` or `torch.export`."
+        )
+
+    @classmethod
     def elsewhere(cls, call: str) -> CompilationError:
         """Say that a graph has left the process that has its function."""
         return cls(

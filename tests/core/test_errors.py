@@ -91,6 +91,7 @@ EXAMPLES = [
     errors.UntracedWarning.in_tensorflow("Net", ValueError("no")),
     errors.WeightsError.rebuilt("Net"),
     errors.DetachedStateWarning.made("Net", ["cache"]),
+    errors.CompilationError.in_torchscript("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

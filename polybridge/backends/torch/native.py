@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
+from torch._C import _is_tracing  # private: `torch.jit.is_tracing` takes five times as long (torch 2.13)
 from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
 from torch._C._functorch import is_functorch_wrapped_tensor  # private, as in transforms.py
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
@@ -17,7 +18,7 @@ from polybridge.backends.torch.source import fake_mode
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
-from polybridge.core.errors import NotDifferentiableError, ResidualError
+from polybridge.core.errors import CompilationError, NotDifferentiableError, ResidualError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -27,6 +28,8 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
     def native(*xs: Tensor) -> Outcome:
+        if _is_tracing():
+            raise CompilationError.in_torchscript(relay.call)
         mode = fake_mode()
         if mode is not None or not xs or compiled.is_traced(xs):
             is_transformed = transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs))
