@@ -568,6 +568,14 @@ class ResidualError(PolybridgeError, RuntimeError):
             "(`weight.clone()`), or wrap a module, which copies such weights."
         )
 
+    @classmethod
+    def written(cls, call: str) -> ResidualError:
+        """Say that an input has other values than the forward has saved."""
+        return cls(
+            f"A gradient was asked for of `{call}` after one of its weights was changed in place, which the forward "
+            f"had saved. Take the gradient before the change, or pass a copy (`weight.clone()`)."
+        )
+
 
 class RandomnessError(PolybridgeError, RuntimeError):
     """A module draws random numbers, and the call gave it nothing from which they follow."""

@@ -362,6 +362,29 @@ def test_an_input_that_is_written_to_before_the_backward(src, backend):
             assert w.grad.tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_parameter_is_lent_and_watched(trained):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(8), requires_grad=trained)
+
+        def forward(self, x):
+            return f(x, self.w)
+
+    f, net = polybridge.wrap(lambda x, w: x * w, src="jax", dst="torch"), Net()
+    compiled = graph(net)
+    for _ in range(3):
+        y = compiled(torch.arange(8.0, requires_grad=True)).sum()
+    with polybridge.observe.count_crossings() as counted:
+        y = compiled(torch.arange(8.0, requires_grad=True)).sum()
+    assert counted.copies == 1  # of x
+    with torch.no_grad():
+        net.w.zero_()
+    with pytest.raises(RuntimeError, match=r"changed in place|modified by an inplace operation"):
+        y.backward()
+
+
 @pytest.mark.parametrize("src", ["tf", "jax"])
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_compiler_reuses_no_memory_of_a_residual(src, trained):

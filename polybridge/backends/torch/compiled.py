@@ -22,8 +22,9 @@ from polybridge.backends.torch import convert, symbolic
 from polybridge.core import orders, residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import BatchedRelay
-from polybridge.core.errors import CompilationError, PromisedShapeError
-from polybridge.core.relay import FunctionRelay
+from polybridge.core.errors import CompilationError, PromisedShapeError, ResidualError
+from polybridge.core.exchange import Exchange
+from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
 
@@ -235,15 +236,51 @@ def _call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int],
 def _vjp(
     function: str, xs: Sequence[Tensor], wanted: Sequence[int], kinds: str, sizes: Sequence[int], place: int
 ) -> list[Tensor]:
-    # Copies: the compiler lets what comes later in the graph write to the memory of an input that it reads no more (it
-    # may compute the input again for the backward), and does not check that the caller's tensors are still what they
-    # were where it has not saved them itself.
     entry = _entry(function)
-    exchange = entry.relay.exchange
-    lent = convert.copies(xs) if exchange.by_dlpack or exchange.copy is False else xs
+    lent, weights = _lent(xs, entry.relay.exchange)
     with _as_called(), torch.enable_grad():
         outcome, back = entry.relay.vjp(lent, wanted)
-        return [*entry.checked(outcome.leaves, xs, kinds, sizes), torch.from_numpy(residuals.keep(back))]
+        leaves = entry.checked(outcome.leaves, xs, kinds, sizes)
+        return [*leaves, torch.from_numpy(residuals.keep(_Watched(back, weights) if weights else back))]
+
+
+def _lent(xs: Sequence[Tensor], exchange: Exchange) -> tuple[Sequence[Tensor | None], list[Tensor]]:
+    """Return what a residual may share memory with until the backward: copies, and weights, which are to be watched.
+
+    The compiler lets what comes later in the graph write to the memory of what it has computed and reads no more (it
+    may compute it again for the backward). Of the caller's tensors it watches those that it has saved itself.
+    """
+    if not exchange.by_dlpack and exchange.copy is not False:
+        return xs, []  # NumPy's are copies
+    weights = [x if isinstance(x, torch.nn.Parameter) and not x.is_inference() else None for x in xs]
+    rest = exchange.copies([x if w is None else None for x, w in zip(xs, weights, strict=True)])
+    lent = [w if x is None else x for x, w in zip(rest, weights, strict=True)]
+    return lent, [w for w in weights if w is not None]
+
+
+class _Watched(Relay):
+    """A residual that shares memory with weights."""
+
+    def __init__(self, back: Relay, weights: Sequence[Tensor]) -> None:
+        self.exchange, self.call = back.exchange, back.call
+        self._back, self._versions = back, [(weight, weight._version) for weight in weights]
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        return self._unchanged()(xs)
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        return self._unchanged().vjp(xs, wanted)
+
+    def rows(self, xs: Sequence[Tensor | None]) -> Outcome:
+        return self._unchanged().rows(xs)
+
+    def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        return self._unchanged().push(tangents)
+
+    def _unchanged(self) -> Relay:
+        if any(weight._version != version for weight, version in self._versions):
+            raise ResidualError.written(self.call)
+        return self._back
 
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

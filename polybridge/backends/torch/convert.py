@@ -164,11 +164,6 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def copies(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Return row-major copies without history."""
-    return [None if x is None else copy(x.detach()) for x in tensors]
-
-
 def owns(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, saved residual or exported capsule refers to the storage, and torch allocated it."""
     storage = tensor.untyped_storage()

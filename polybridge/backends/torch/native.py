@@ -90,7 +90,9 @@ class _Crossing(torch.autograd.Function):
         wanted = [i for i, x in enumerate(xs) if x is not None and x.requires_grad]
         hooks = _top_saved_tensors_default_hooks(False)
         is_checkpoint = hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
-        lent = xs if hooks is None or is_checkpoint else convert.copies(xs)  # hooks switch the check of versions off
+        lent = (
+            xs if hooks is None or is_checkpoint else run.relay.exchange.copies(xs)
+        )  # hooks switch the check of versions off
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
             outcome, back = run.relay.vjp(lent, wanted)
         if hooks is None:

@@ -67,7 +67,9 @@ class _Evaluation(torch.autograd.Function):
             plan = compiled.abstract(run.relay, xs)
             run.outcome = Outcome([], plan.structure, plan.differentiable)
             return tuple(compiled.vjp(run.relay, xs, run.wanted))
-        lent = xs if _top_saved_tensors_default_hooks(False) is None else convert.copies(xs)  # as in native.py
+        lent = (
+            xs if _top_saved_tensors_default_hooks(False) is None else run.relay.exchange.copies(xs)
+        )  # as in native.py
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
             outcome, back = run.relay.vjp(lent, run.wanted)
         run.outcome = outcome.with_leaves([])
