@@ -113,6 +113,10 @@ class Exchange:
             is_copied = not self.source.owns(tensor)
         return move(tensor, self.source, self.dest, own=True) if is_copied else self._share(tensor)
 
+    def copies(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return copies of the caller's tensors, to be lent where nobody would notice that the caller writes to his."""
+        return [None if x is None else _copied(self.dest, x) for x in tensors]
+
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
         shares = self.copy == "auto" and (self.source.writes or self.dest.writes)

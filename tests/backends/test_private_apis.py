@@ -95,6 +95,24 @@ def test_a_tensor_is_followed_under_a_tape_and_under_an_accumulator():
     assert not _private.is_taped()
 
 
+def test_no_tape_records_in_a_gradient_that_tensorflow_pushes_forward_unless_it_is_apart():
+    found = []
+
+    def look(ct):
+        for around in (contextlib.nullcontext, _private.apart):
+            x = tf.constant(3.0)
+            with around(), tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            found.append(tape.gradient(y, x))
+        return [ct]
+
+    x, y = tf.constant(1.0), tf.constant(2.0)
+    with tf.autodiff.ForwardAccumulator(x, x):
+        _private.record([y], [x], look)
+    assert found[0] is None and found[1] == 6
+
+
 def test_a_variable_that_is_not_trained_can_be_followed():
     variable = tf.Variable(2.0, trainable=False)
     _private.let_follow(variable)

@@ -92,6 +92,8 @@ EXAMPLES = [
     errors.WeightsError.rebuilt("Net"),
     errors.DetachedStateWarning.made("Net", ["cache"]),
     errors.MutationError.residuals("f"),
+    errors.CompilationError.in_torchscript("f"),
+    errors.ResidualError.written("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -67,7 +67,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a row-major tensor without lazy conjugation or negation, the same object where it is one.
 
     Raises:
-        UnsupportedTensorError: as `dtype_name`, and fake tensors.
+        UnsupportedTensorError: as `dtype_name`, and fake tensors and others without memory, such as masked ones.
     """
     if (
         type(tensor) in _COMMON
@@ -83,8 +83,11 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
             "a fake tensor, which has no values; the function has kept it from a run that traced it into a graph (with "
             "`output_specs=` given to `polybridge.wrap`, tracing does not run the function)"
         )
-    if type(tensor) not in _PLAIN and _is_awaited(tensor):
-        return dense(cast(Any, tensor.detach()).wait())
+    if type(tensor) not in _PLAIN:
+        if _is_awaited(tensor):
+            return dense(cast(Any, tensor.detach()).wait())
+        if tensor.numel() and not tensor.data_ptr():
+            raise UnsupportedTensorError(f"a {type(tensor).__name__}, which has no memory of its own; unwrap it")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, cast
 
@@ -10,19 +11,20 @@ import torch
 import torch.utils.checkpoint
 from torch import is_grad_enabled
 from torch._C import _are_functorch_transforms_active as _are_transforms_active  # private, see `_elsewhere`
+from torch._C import _is_tracing  # private: `torch.jit.is_tracing` takes five times as long (torch 2.13)
 from torch._C import _len_torch_dispatch_stack as _open_modes  # private, see `_elsewhere`
 from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, as in transforms.py
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # private, see `_elsewhere`
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
 from torch.autograd import forward_ad
 
-from polybridge.backends.torch import compiled, convert, transforms
+from polybridge.backends.torch import compiled, convert, legacy, transforms
 from polybridge.backends.torch.source import fake_mode, note_draw
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
-from polybridge.core.errors import NotDifferentiableError, ResidualError
+from polybridge.core.errors import CompilationError, NotDifferentiableError, ResidualError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -36,6 +38,7 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
             _open_modes()
             or forward_ad._current_level >= 0
             or _are_transforms_active()
+            or _is_tracing()
             or not _PLAIN.issuperset(map(type, xs))
             or any(map(is_functorch_wrapped_tensor, xs))
         ):
@@ -63,7 +66,12 @@ def _elsewhere(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome | None:
     """Evaluate in a graph that is being traced, under a transform, or on fake tensors; None where it is none of these.
 
     Private: nothing public shows modes, transforms or levels of forward mode that are open (torch 2.13).
+
+    Raises:
+        CompilationError: in a trace of TorchScript.
     """
+    if _is_tracing():
+        raise CompilationError.in_torchscript(relay.call)
     mode = fake_mode()
     if mode is not None or not xs or compiled.is_traced(xs):
         is_transformed = transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs))
@@ -89,10 +97,17 @@ def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
 
 
 def _recorded(relay: Relay, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> Outcome:
-    outcome, back = relay.vjp(xs, wanted)
+    hooks = _top_saved_tensors_default_hooks(False)
+    # Hooks switch the check of versions off.
+    lent = xs if hooks is None or _is_of_checkpoint(hooks) else relay.exchange.copies(xs)
+    outcome, back = relay.vjp(lent, wanted)
     leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
     outcome.leaves = list(_record(back, wanted, outcome.differentiable, leaves, *xs))
     return outcome
+
+
+def _is_of_checkpoint(hooks: tuple[Callable[..., Any], ...]) -> bool:
+    return hooks[0].__module__ == torch.utils.checkpoint.__name__
 
 
 class _Crossing(torch.autograd.Function):
@@ -121,7 +136,7 @@ class _Crossing(torch.autograd.Function):
             ctx.places = convert.places(xs)
         else:
             token = torch.from_numpy(residuals.keep(back))
-            ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
+            ctx.back = None if _is_of_checkpoint(hooks) else back
             ctx.places = None
         ctx.known = wanted, differentiable, len(xs)
         ctx.save_for_backward(*xs, token)
@@ -140,18 +155,12 @@ class _Crossing(torch.autograd.Function):
         wanted, differentiable, count = ctx.known
         inputs = [*map(xs.__getitem__, wanted), *compress(cts, differentiable)]
         back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
-        pull = _pull
         for x in inputs:
-            if x is None:
-                continue
-            if is_legacy_batchedtensor(x):
-                pull = _pull_batch
-            elif is_functorch_wrapped_tensor(x):
-                outputs = compress(ctx._input_metadata, differentiable)  # private: nothing public has them (torch 2.13)
-                taken = [_zeros(y) if ct is None else ct for ct, y in zip(inputs[len(wanted) :], outputs, strict=True)]
-                found = transforms.pulled(back, inputs[: len(wanted)], taken)
-                return (None, None, None, None, *spread(found, wanted, count))
-        return (None, None, None, None, *spread(pull(back, inputs), wanted, count))
+            if x is not None and (is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)):
+                # Private: nothing public has the shapes and dtypes of a node's results (torch 2.13).
+                outputs = list(compress(ctx._input_metadata, differentiable))
+                return (None, None, None, None, *spread(_pull_wrapped(back, inputs, outputs), wanted, count))
+        return (None, None, None, None, *spread(_pull(back, inputs), wanted, count))
 
 
 # Private: `_Crossing.apply` without its look for transforms, which has been had: 5 us of 80 (torch 2.13).
@@ -166,28 +175,15 @@ def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
     return (crossing(back, inputs) if followed else back.rows(inputs)).leaves
 
 
-def _zeros(metadata: Any) -> Tensor:
-    return torch.zeros(metadata.shape, dtype=metadata.dtype)
-
-
-def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Pull each cotangent of a batch back by itself: `torch.autograd.grad(..., is_grads_batched=True)`.
-
-    Private: torch hands such a batch over as one wrapped tensor, and has no public way to open it (torch 2.13).
-    """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    opened = {
-        i: torch._remove_batch_dim(x, level, 1, 0)
-        for i, x in enumerate(inputs)
-        if x is not None and is_legacy_batchedtensor(x)
-    }
-    size = next(iter(opened.values())).shape[0]
-    rows = [_pull(back, [opened[i][row] if i in opened else x for i, x in enumerate(inputs)]) for row in range(size)]
-    return [
-        None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)
-        for column in zip(*rows, strict=True)
+def _pull_wrapped(back: Relay, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Tensor | None]:
+    """Pull back what a transform around the backward has wrapped; outputs have `shape` and `dtype`."""
+    if legacy.is_batch(inputs):
+        return legacy.by_rows(partial(_pull, back), inputs)
+    count = len(inputs) - len(outputs)
+    cts = [
+        torch.zeros(y.shape, dtype=y.dtype) if ct is None else ct for ct, y in zip(inputs[count:], outputs, strict=True)
     ]
+    return transforms.pulled(back, inputs[:count], cts)
 
 
 def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:
