@@ -63,7 +63,7 @@ FUNCTION_LIST = CommaSeparated(click.Choice(list(WORKLOADS)))
 @click.option("--quick", is_flag=True, help=f"Small sizes and {QUICK_SECONDS} s a cell: a look, not a measurement.")
 @click.option("--sizes", type=CommaSeparated(Count()), help="Elements, such as 16,1e4,1e6,1.6e7.")
 @click.option("--modes", type=MODE_LIST, default=tuple(MODES), help=f"Of {', '.join(MODES)}.")
-@click.option("--functions", type=FUNCTION_LIST, default=("elementwise",), help="elementwise, matmul.")
+@click.option("--functions", type=FUNCTION_LIST, default=("elementwise",), help=f"Of {', '.join(WORKLOADS)}.")
 @click.option("--seconds", type=float, help=f"Of rounds, per cell; {SECONDS} by default.")
 @click.option("--threads", default=1, show_default=True, help="Of each framework; more can time the scheduler.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=Path("out/bench.json"), show_default=True)
@@ -85,6 +85,7 @@ def main(
     cells = [
         Cell(WORKLOADS[function], MODES[mode], size, backward)
         for function, mode, backward, size in product(functions, modes, (False, True), sizes)
+        if MODES[mode].src in WORKLOADS[function].functions
     ]
     console = Console(width=None if Console().is_terminal else 260)  # a pipe gets whole rows
     for peer in sorted({peer for mode in modes for peer in MODES[mode].peers if not peer.installed}, key=str):

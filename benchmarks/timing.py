@@ -12,7 +12,7 @@ import numpy as np
 
 WARM_UP_CALLS = 10
 WARM_UP_SECONDS = 0.5  # whichever comes first, but three calls at least
-BATCH_SECONDS = 1e-3  # a batch shorter than this measures the clock
+BATCH_SECONDS = 4e-3  # a batch shorter than this measures the clock, and the caches that others have left
 MIN_ROUNDS, MAX_ROUNDS = 15, 400
 
 
@@ -32,7 +32,7 @@ class Spread:
 
 
 def interleave(steps: dict[str, Callable[[], Any]], budget: float) -> dict[str, np.ndarray]:
-    """Time every step once a round, in an order drawn anew for each round.
+    """Time a batch of every step once a round, in an order drawn anew for each round; all batches take as long.
 
     A fixed or rotating order would let each candidate inherit the same neighbour's caches and sleeping
     threads every time: two copies of one bridge then differ by up to 10%.
@@ -48,13 +48,14 @@ def interleave(steps: dict[str, Callable[[], Any]], budget: float) -> dict[str, 
     """
     gc.collect()
     single = {name: _warm_up(step) for name, step in steps.items()}
-    batch = max(1, round(BATCH_SECONDS / max(single.values())))
-    rounds = int(np.clip(budget / (batch * sum(single.values())), MIN_ROUNDS, MAX_ROUNDS))
+    batches = {name: max(1, round(BATCH_SECONDS / seconds)) for name, seconds in single.items()}
+    spent = sum(batches[name] * seconds for name, seconds in single.items())
+    rounds = int(np.clip(budget / spent, MIN_ROUNDS, MAX_ROUNDS))
     generator = np.random.default_rng(seed=0)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name in generator.permutation(list(steps)):
-            seconds[name].append(_time(steps[name], batch))
+            seconds[name].append(_time(steps[name], batches[name]))
     return {name: np.array(samples) for name, samples in seconds.items()}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
@@ -23,15 +24,15 @@ class Workload:
 
     Args:
         name: what the command line and the table call it.
-        functions: the same function by framework.
+        functions: the same function by framework, of those that it is timed in.
         rule: its derivative for NumPy, which has none of its own.
         rank: how many (equal) dimensions the input has.
     """
 
     name: str
     functions: dict[str, Function]
-    rule: Rule
-    rank: int
+    rule: Rule | None = None
+    rank: int = 1
 
     def shape(self, size: int) -> tuple[int, ...]:
         """Return the input's shape for `size` elements, rounded to equal dimensions."""
@@ -90,7 +91,6 @@ ELEMENTWISE = Workload(
     "elementwise",
     {"tf": tf_elementwise, "torch": torch_elementwise, "jax": jax_elementwise, "numpy": numpy_elementwise},
     (elementwise_fwd, elementwise_bwd),
-    rank=1,
 )
 
 # Arithmetic bound, as a layer is. 1.6e7 elements are 128 GFLOP a product, so it is not in the default run.
@@ -101,4 +101,30 @@ MATMUL = Workload(
     rank=2,
 )
 
-WORKLOADS = {workload.name: workload for workload in (ELEMENTWISE, MATMUL)}
+
+def normalised(x: Any) -> Any:
+    return (x - x.mean()) / jnp.sqrt(x.var() + 1e-5)
+
+
+def stepped(x: Any) -> Any:
+    """Return the state of pendulums, angles before velocities, after a step of the classical Runge-Kutta method."""
+
+    def rate(state: Any) -> Any:
+        angle, velocity = jnp.split(state, 2)
+        return jnp.concatenate([velocity, -jnp.sin(angle) - 0.1 * velocity])
+
+    k1 = rate(x)
+    k2 = rate(x + 0.05 * k1)
+    k3 = rate(x + 0.05 * k2)
+    return x + 0.1 / 6 * (k1 + 2 * k2 + 2 * k3 + rate(x + 0.1 * k3))
+
+
+# Small functions of JAX, of two operations to some sixty: without a bridge that compiles, each call traces them anew.
+SMALL = (
+    Workload("log_softmax", {"jax": jax.nn.log_softmax}),
+    Workload("gelu", {"jax": jax.nn.gelu}),
+    Workload("layer_norm", {"jax": normalised}),
+    Workload("runge_kutta", {"jax": stepped}),
+)
+
+WORKLOADS = {workload.name: workload for workload in (ELEMENTWISE, MATMUL, *SMALL)}

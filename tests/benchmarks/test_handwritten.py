@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from benchmarks.handwritten import torch_in_tf_graph
-from benchmarks.modes import MODES
+from benchmarks.modes import MODES, Mode
 from benchmarks.peers import Peer
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import SMALL, WORKLOADS
 
 X = np.linspace(-2.0, 2.0, 16, dtype=np.float32).reshape(4, 4)
 CT = np.linspace(1.0, 3.0, 16, dtype=np.float32).reshape(4, 4)
 VALUES = {"elementwise": np.sin(X) * X, "matmul": X @ X}
 GRADIENTS = {"elementwise": CT * (np.cos(X) * X + np.sin(X)), "matmul": CT @ X.T + X.T @ CT}
+for small in SMALL:
+    VALUES[small.name], pull = jax.vjp(small.functions["jax"], X)
+    (GRADIENTS[small.name],) = pull(CT)
+
+
+def timed(mode: Mode) -> list[str]:
+    """Return the names of the workloads that there are in the source of a mode."""
+    return [name for name, workload in WORKLOADS.items() if mode.src in workload.functions]
+
 
 PEERS = [(name, peer) for name, mode in MODES.items() for peer in mode.peers]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("name", [name for name in MODES if name != "tf1-graph"])
+@pytest.mark.parametrize(
+    ("name", "workload"), [(name, w) for name in MODES if name != "tf1-graph" for w in timed(MODES[name])]
+)
 def test_value_and_gradient(name: str, workload: str) -> None:
     mode, found = MODES[name], WORKLOADS[workload]
     fn = mode.handwritten(found.rule if mode.src == "numpy" else found.functions[mode.src])
@@ -30,17 +41,20 @@ def test_value_and_gradient(name: str, workload: str) -> None:
     check(workload, y, gradient)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize(("mode", "peer"), PEERS, ids=[f"{mode}-{peer.name}" for mode, peer in PEERS])
+@pytest.mark.parametrize(
+    ("mode", "peer", "workload"),
+    [pytest.param(m, p, w, id=f"{m}-{p.name}-{w}") for m, p in PEERS for w in timed(MODES[m])],
+)
 def test_value_and_gradient_of_a_peer(mode: str, peer: Peer, workload: str) -> None:
     if not peer.installed:
         pytest.skip(f"{peer.module} is not installed")
-    fn = peer.bridge(WORKLOADS[workload].functions[MODES[mode].src], X)
+    functions = WORKLOADS[workload].functions
+    fn = peer.bridge(functions[MODES[mode].src], X)
     y, gradient = MODES[mode].drive(fn, X, CT, True)()
     check(workload, y, gradient)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", ["elementwise", "matmul"])
 def test_value_and_gradient_in_a_tf1_graph(workload: str) -> None:
     fn = torch_in_tf_graph(WORKLOADS[workload].functions["torch"])
     v1 = tf.compat.v1
