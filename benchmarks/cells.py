@@ -101,7 +101,7 @@ def candidates(cell: Cell) -> dict[str, Step]:
     }
 
 
-def wrap(cell: Cell, fn: Function, rule: Rule) -> Function:
+def wrap(cell: Cell, fn: Function, rule: Rule | None) -> Function:
     """Return `fn` wrapped by polybridge for the cell's mode, with the rule where the source has no derivatives."""
     return polybridge.wrap(fn, src=cell.mode.src, dst=cell.mode.dst, vjp=rule if cell.mode.src == "numpy" else None)
 

@@ -66,9 +66,11 @@ class _Counter:
         self._src, self._fn = cell.mode.src, cell.workload.functions[cell.mode.src]
         self._executions = tf.Variable(0, trainable=False) if self._src == "tf" else None
         self._called_back = 0
-        fwd, bwd = cell.workload.rule
         self.function: Function = lambda x: self._run(self._fn, x)
-        self.rule: Rule = (lambda x: self._run(fwd, x), bwd)
+        self.rule: Rule | None = None
+        if cell.workload.rule is not None:
+            fwd, bwd = cell.workload.rule
+            self.rule = (lambda x: self._run(fwd, x), bwd)
 
     @property
     def runs(self) -> int:
