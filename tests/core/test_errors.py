@@ -92,6 +92,7 @@ EXAMPLES = [
     errors.WeightsError.rebuilt("Net"),
     errors.DetachedStateWarning.made("Net", ["cache"]),
     errors.MutationError.residuals("f"),
+    errors.NotDifferentiableError.transposed("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -293,6 +293,28 @@ def test_an_export_is_refused_by_name() -> None:
         jax.export.export(jax.jit(into_jax(torch.sin)))(X)
 
 
+def test_a_transpose_is_had_of_the_linearised_function() -> None:
+    wrapped, native = into_jax(lambda x: 2 * x.flip(-1)), lambda x: 2 * x[::-1]
+    with pytest.raises(polybridge.NotDifferentiableError, match=r"transposed.*jax\.linearize\(f, zeros\)\[1\]"):
+        jax.linear_transpose(wrapped, X)(X)
+    linear = jax.linearize(wrapped, 0 * X)[1]
+    assert_close(jax.linear_transpose(linear, X)(X), jax.linear_transpose(native, X)(X))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_a_typed_key_is_refused_by_its_path(staged: bool) -> None:
+    wrapped = into_jax(lambda tree: tree["x"])
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"args\[0\]\['key'\].*jax.random.key_data"):
+        (jax.jit(wrapped) if staged else wrapped)({"x": X, "key": jax.random.key(0)})
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_an_integer_that_does_not_fit_is_refused_by_its_path(staged: bool) -> None:
+    wrapped = into_jax(lambda x: {"n": (x * 2**33).long()})
+    with jax.enable_x64(False), pytest.raises(Exception, match=r"result\['n'\] cannot cross.*do not fit into int32"):
+        jax.block_until_ready((jax.jit(wrapped) if staged else wrapped)(jnp.ones(2)))
+
+
 def test_a_shape_that_depends_on_values_asks_for_specs() -> None:
     with pytest.raises(polybridge.PromisedShapeError, match="output_specs="):
         jax.jit(into_jax(lambda x: x[x > 1.5]))(X)

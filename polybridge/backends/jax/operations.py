@@ -17,7 +17,7 @@ from polybridge.backends.jax.buffers import BUFFERS
 from polybridge.core import orders, residuals, tokens
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import Axes, BatchedRelay, Chosen, batched
-from polybridge.core.errors import PromisedShapeError
+from polybridge.core.errors import PromisedShapeError, UnsupportedTensorError
 from polybridge.core.exchange import Exchange
 from polybridge.core.relay import FunctionRelay, Relay
 from polybridge.core.specs import TensorSpec, dtype
@@ -73,8 +73,9 @@ class Operation:
 
         Raises:
             PromisedShapeError: the shapes of the results cannot be known.
+            UnsupportedTensorError: an argument cannot cross.
         """
-        specs = tuple(map(convert.spec, avals))
+        specs = tuple([self._spec(number, aval) for number, aval in enumerate(avals)])
         plan = self._plans.get(specs)
         if plan is None:
             with jax.core.eval_context():  # whoever runs JAX here does so outside of the trace
@@ -83,6 +84,12 @@ class Operation:
                 raise PromisedShapeError.open_in_jax(self.call, plan.specs)
             self._remember(specs, plan)
         return plan
+
+    def _spec(self, number: int, aval: Any) -> TensorSpec:
+        try:
+            return convert.spec(aval)
+        except UnsupportedTensorError as error:
+            raise error.at(self.call, self.relay.program.argument(number)) from None
 
     def _remember(self, specs: tuple[TensorSpec, ...], plan: Abstract) -> None:
         while len(self._plans) >= _PLANS:
@@ -159,7 +166,10 @@ class Operation:
             if leaf.shape != promised.shape or leaf.dtype != dtype(promised.dtype):
                 found = TensorSpec(leaf.shape, leaf.dtype.name)
                 raise PromisedShapeError.differs(self.call, plan.structure.result(i), found, promised)
-            _write(out, leaf)
+            try:
+                _write(out, leaf)
+            except UnsupportedTensorError as error:  # integers that do not fit
+                raise error.at(self.call, plan.structure.result(i)) from None
 
     def pull_on_host(
         self,
