@@ -464,7 +464,9 @@ class PromisedShapeError(PolybridgeError, ValueError):
         """Name the leaf, what came and what the trace promised."""
         return cls(
             f"`{call}` returned {found} at {path}, but {promised} was promised when the graph was traced. "
-            f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies."
+            f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies. Where the function has "
+            f"changed since (a mode, autocast, a variable that it closes over), trace it again: in a new `jax.jit` or "
+            f"`tf.function`."
         )
 
     @classmethod

@@ -340,6 +340,39 @@ def test_a_result_whose_dict_changes_its_order_is_refused() -> None:
         jax.block_until_ready(call(X))
 
 
+def test_a_function_that_has_changed_since_can_be_traced_again() -> None:
+    dtype = [torch.float64]
+    wrapped = into_jax(lambda x: x.to(dtype[0]))
+    assert jax.jit(lambda x: wrapped(x))(X).dtype == jnp.float64
+    dtype[0] = torch.float32
+    with pytest.raises(Exception, match=r"returned float32\[3\] at result.*trace it again"):
+        jax.block_until_ready(jax.jit(lambda x: wrapped(x))(X))
+    assert jax.jit(lambda x: wrapped(x))(X).dtype == jnp.float32
+
+
+def test_eager_derivatives_follow_results_whose_shape_depends_on_values() -> None:
+    """JAX remembers types of results by types of inputs, and these have the same."""
+    wrapped = into_jax(lambda x: x[x > 0] ** 3)
+    for x in (jnp.array([1.0, 2.0, -1.0]), jnp.array([1.0, 2.0, 3.0]), jnp.array([-1.0, -1.0, 5.0])):
+        slope = 3 * x**2 * (x > 0)
+        assert_close(jax.grad(lambda x: wrapped(x).sum())(x), slope)
+        assert_close(jax.vjp(wrapped, x)[1](wrapped(x))[0], slope * x**3)
+        assert_close(jax.linearize(wrapped, x)[1](x), (slope * x)[x > 0])
+        assert_close(jax.jacrev(jax.grad(lambda x: wrapped(x).sum()))(x), jnp.diag(6 * x * (x > 0)))
+
+
+def test_a_function_that_returns_other_shapes_after_a_while_has_their_gradients() -> None:
+    natives: list[Fn] = [lambda x: x * 2, lambda x: x.sum(), lambda x: x[:1] * 7]
+    mode = [0]
+    wrapped = into_jax(lambda x: natives[mode[0]](x))
+    for mode[0] in (0, 1, 2, 0, 1):
+        native = natives[mode[0]]
+        assert_close(jax.grad(loss(wrapped))(X), jax.grad(loss(native))(X))
+        assert_close(jax.vmap(jax.grad(loss(wrapped)))(BATCH), jax.vmap(jax.grad(loss(native)))(BATCH))
+        assert_close(jax.jit(lambda x: wrapped(x))(X), native(X))
+        assert_close(jax.jit(jax.grad(loss(wrapped)))(X), jax.grad(loss(native))(X))
+
+
 def test_a_result_that_is_not_as_promised_is_refused() -> None:
     wrapped = into_jax(lambda x: x[x > 1.5], output_specs=polybridge.TensorSpec((1,), "float64"))
     with pytest.raises(Exception, match=r"returned float64\[2\] at result, but float64\[1\] was promised"):

@@ -177,7 +177,9 @@ def _evaluate_now(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, .
 @evaluate_p.def_abstract_eval
 def _evaluate_type(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[ShapedArray]:
     token = [_like(xs, (*rows, 2 * tokens.SIZE), TOKEN)] if keep else []
-    return [*(_type(spec, xs) for spec in operation.plan(xs).specs), *token]
+    types = [_type(spec, xs) for spec in operation.plan(xs).specs]
+    operation.of(xs, types)
+    return [*types, *token]
 
 
 @pull_p.def_impl
@@ -227,6 +229,7 @@ def _evaluate_linearized(
     if not leaves:
         structure = operation.plan(list(map(_aval, primals))).structure
         raise OutputError.no_tensor(operation.call, None if structure is None else structure.rebuild([]))
+    operation = operation.of(primals, leaves)
     found = [*leaves, token] if keep else leaves
     wanted, outputs = differentiable(primals), differentiable(leaves)
     moved = [False] * len(found)
