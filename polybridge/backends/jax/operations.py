@@ -168,7 +168,8 @@ class Operation:
         if not copies:
             return [*leaves, convert.from_dlpack(tokens.keep(back, ()).view(TOKEN).__dlpack__())]
         token = np.empty((*rows, tokens.SIZE), np.int64)
-        number = residuals.stash(back, list(map(np.asarray, leaves)), randomness, self._owner(xs, differentiable(xs)))
+        owner = self._owner(xs, differentiable(xs)) if rows else 0  # who asks for one alone is its owner
+        number = residuals.stash(back, list(map(np.asarray, leaves)), randomness, owner)
         tokens.write(token, number)
         return convert.placed([*leaves, jnp.asarray(token.view(TOKEN))], where)
 
@@ -205,8 +206,9 @@ class Operation:
             outcome, back = self.host.vjp(xs, wanted)
             arrays: list[Any] = outcome.leaves
             *outs, token = outs
-            number = residuals.stash(back, arrays, randomness, self._owner(xs, wanted))
-            tokens.write(np.asarray(token).view(np.int64), number)
+            written = np.asarray(token).view(np.int64)
+            owner = self._owner(xs, wanted) if written.ndim > 1 else 0  # who asks for one alone is its owner
+            tokens.write(written, residuals.stash(back, arrays, randomness, owner))
         else:  # the first run is differentiated, to see whether it holds weights
             outcome = self.host(xs) if self.host.told else self.host.vjp(xs, ())[0]
         leaves: list[Any] = outcome.leaves
