@@ -61,12 +61,14 @@ class Abstract:
         differentiable: for each leaf, whether a cotangent of it is taken.
         structure: how the leaves form the function's own result.
         evaluation: on placeholders, or None where the plan was given and not found.
+        draws: whether an evaluation may draw from the generators that `Backend.randomness` captures.
     """
 
     specs: list[TensorSpec]
     differentiable: tuple[bool, ...]
     structure: Structure | None
     evaluation: Evaluation | None = field(repr=False)
+    draws: bool = True
 
     @property
     def connected(self) -> tuple[bool, ...] | None:

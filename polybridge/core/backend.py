@@ -24,6 +24,9 @@ Run = Callable[..., Sequence[Tensor]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context manager; may be called more than once."""
 
+NOTHING = contextlib.nullcontext()
+"""A context that needs not be entered."""
+
 
 class Rows(NamedTuple):
     """A tensor of which all rows are zero but some: the gradient of a table in which rows were looked up.
@@ -104,11 +107,11 @@ class Backend(ABC):
         """Whether `value` is a tensor of this framework; depends on its type alone."""
 
     @abstractmethod
-    def to_numpy(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+    def to_numpy(self, tensor: Tensor, /) -> np.ndarray[Any, Any]:
         """Return the values, as a view where possible; the array is not written to."""
 
     @abstractmethod
-    def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
+    def from_numpy(self, array: np.ndarray[Any, Any], /) -> Tensor:
         """Return a tensor of the array's values, shape and dtype that does not share its memory."""
 
     def parts(self, tree: Any) -> tuple[dict[str, Tensor], Callable[[Mapping[str, Tensor]], Any]]:
@@ -185,7 +188,7 @@ class Backend(ABC):
         """
         return self.spec(tensor).differentiable
 
-    def dense(self, tensor: Tensor) -> Tensor:
+    def dense(self, tensor: Tensor, /) -> Tensor:
         """Return a row-major tensor of the same values, the same object where it is one already.
 
         Raises:
@@ -200,11 +203,11 @@ class Backend(ABC):
             UnsupportedTensorError: the tensor is in the middle of a graph.
         """
 
-    def to_dlpack(self, tensor: Tensor) -> Any:
+    def to_dlpack(self, tensor: Tensor, /) -> Any:
         """Return an unversioned DLPack capsule of a dense tensor."""
         raise NotImplementedError
 
-    def from_dlpack(self, capsule: Any) -> Tensor:
+    def from_dlpack(self, capsule: Any, /) -> Tensor:
         """Return a tensor on the memory of a capsule, which is row-major and aligned as `alignment` says."""
         raise NotImplementedError
 
@@ -212,23 +215,23 @@ class Backend(ABC):
         """Return this framework's own kind of tensor for rows of its tensors; asked where `takes_rows` is not None."""
         raise NotImplementedError
 
-    def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:
+    def adopt(self, array: np.ndarray[Any, Any], /) -> Tensor | None:
         """Return a tensor on the array's own memory, which nobody else will touch; None where that cannot be."""
         return None
 
-    def copy(self, tensor: Tensor) -> Tensor:
+    def copy(self, tensor: Tensor, /) -> Tensor:
         """Return a copy with memory of its own; differentiable where `counts_writes`."""
         return self.from_numpy(np.array(self.to_numpy(tensor)))
 
-    def owns(self, tensor: Tensor) -> bool:
+    def owns(self, tensor: Tensor, /) -> bool:
         """Whether it is proved that nothing else refers to the tensor's memory."""
         return False
 
-    def reference(self, tensor: Tensor) -> Tensor:
+    def reference(self, tensor: Tensor, /) -> Tensor:
         """Return another tensor object on the same memory, without the tensor's history."""
         return tensor
 
-    def version(self, tensor: Tensor) -> int:
+    def version(self, tensor: Tensor, /) -> int:
         """Return a number that every write to the tensor's memory changes; asked where `counts_writes`."""
         raise NotImplementedError
 
@@ -314,9 +317,19 @@ class Backend(ABC):
         """
         return None
 
+    def without_randomness(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for another run of a function that has been seen not to draw from these generators.
+
+        Where the framework can tell, the context raises `ResidualError` if the function draws after all.
+        """
+        return contextlib.nullcontext()
+
     def state(self) -> Context:
-        """Capture the calling thread's state; the result re-enters it on another thread."""
-        return contextlib.nullcontext
+        """Capture the calling thread's state; the result re-enters it on another thread.
+
+        It returns `NOTHING` where that thread has the state already.
+        """
+        return lambda: NOTHING
 
     def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
         """Return tensors of these specs, for runs of which only shapes and dtypes are read, and their context.

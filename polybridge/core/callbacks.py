@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from polybridge.core.backend import Backend
+from polybridge.core.backend import NOTHING, Backend
 from polybridge.core.errors import remember
 
 
@@ -22,30 +22,34 @@ def as_caller(backend: Backend) -> Callable[..., Any]:
     context, state = contextvars.copy_context(), backend.state()
 
     def call(fn: Callable[..., Any], *args: Any) -> Any:
+        flushing = _compute_with_denormals()
         try:
-            with Denormals(), state():
+            around = state()
+            if around is NOTHING:
+                return context.copy().run(fn, *args)
+            with around:
                 return context.copy().run(fn, *args)
         except BaseException as error:
             remember(error)
             raise
+        finally:
+            if flushing is not None:
+                _fenv.fesetenv(flushing)
 
     return call
 
 
-class Denormals:
-    """Compute with denormal numbers: TensorFlow's and XLA's threads flush them to zero, for whatever runs there."""
+def _compute_with_denormals() -> Any:
+    """Leave a floating-point environment that flushes denormal numbers to zero, and return it.
 
-    __slots__ = ("_saved",)
-
-    def __enter__(self) -> None:
-        if _fenv is not None:
-            self._saved = _Environment()
-            _fenv.fegetenv(self._saved)
-            _fenv.fesetenv(_FE_DFL_ENV)
-
-    def __exit__(self, *_: object) -> None:
-        if _fenv is not None:
-            _fenv.fesetenv(self._saved)
+    TensorFlow and XLA set it around what they run, and so around whatever is called from there.
+    """
+    if _fenv is None or _DENORMAL * _ONE:
+        return None
+    environment = _Environment()
+    _fenv.fegetenv(environment)
+    _fenv.fesetenv(_FE_DFL_ENV)
+    return environment
 
 
 def _floating_point_environment() -> Any:
@@ -60,6 +64,7 @@ def _floating_point_environment() -> Any:
         return None
 
 
+_DENORMAL, _ONE = 5e-324, 1.0
 _Environment = ctypes.c_char * 128  # bytes; 32 are used on x86-64, 8 on arm64
 _FE_DFL_ENV = ctypes.c_void_p(-1)
 _fenv = _floating_point_environment()

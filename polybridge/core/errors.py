@@ -533,6 +533,15 @@ class CompilationError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def in_torchscript(cls, call: str) -> CompilationError:
+        """Say why TorchScript cannot hold the call and what can."""
+        return cls(
+            f"`{call}` was called while `torch.jit.trace` (or an ONNX export by it) records a graph: it runs in "
+            f"another framework, and the trace would keep its result as a constant. Trace the functions around it, "
+            f"or use `torch.compile` or `torch.export`."
+        )
+
+    @classmethod
     def elsewhere(cls, call: str) -> CompilationError:
         """Say that a graph has left the process that has its function."""
         return cls(
@@ -578,6 +587,14 @@ class ResidualError(PolybridgeError, RuntimeError):
             "A gradient was asked for of a wrapped function one of whose inputs has been freed since the forward, as "
             "FSDP frees weights (`reshard_after_forward`): the other framework has saved what was there. Pass a copy "
             "(`weight.clone()`), or wrap a module, which copies such weights."
+        )
+
+    @classmethod
+    def written(cls, call: str) -> ResidualError:
+        """Say that an input has other values than the forward has saved."""
+        return cls(
+            f"A gradient was asked for of `{call}` after one of its weights was changed in place, which the forward "
+            f"had saved. Take the gradient before the change, or pass a copy (`weight.clone()`)."
         )
 
 

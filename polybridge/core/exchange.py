@@ -8,6 +8,7 @@ to a side that might write to it or keep it is copied until the function has sho
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,22 @@ class Exchange:
         """Whether tensors cross by DLPack, and not as NumPy arrays."""
         return self.dest.dlpack and self.source.dlpack
 
+    @functools.cached_property
+    def _share(self) -> Carry:
+        return sharing(self.source, self.dest)
+
+    @functools.cached_property
+    def _reference(self) -> Callable[[Tensor], Tensor] | None:
+        """The source's way to another object on the same memory; None where that is the tensor itself."""
+        return None if type(self.source).reference is Backend.reference else self.source.reference
+
+    @functools.cached_property
+    def _is_copied(self) -> bool | None:
+        """Whether what is given is a copy; None where that depends on who else refers to it."""
+        if self.copy == "auto":
+            return None if self.source.writes or self.dest.writes else False
+        return self.copy
+
     def give(self, tensors: list[Tensor | None], position: int) -> Tensor | None:
         """Take a tensor of the source out of a list, and return it for the caller to keep."""
         tensor = tensors[position]
@@ -89,11 +106,16 @@ class Exchange:
             if _counters:
                 _count(tensor, self.source, copied=self.source.dense(tensor) is not tensor)
             return self.source.to_numpy(tensor)
-        tensor = self.source.reference(tensor)  # a new object: who still holds the old one can be seen
-        own = self.copy
-        if own == "auto":
-            own = (self.source.writes or self.dest.writes) and not self.source.owns(tensor)
-        return move(tensor, self.source, self.dest, own)
+        if self._reference is not None:
+            tensor = self._reference(tensor)  # a new object: who still holds the old one can be seen
+        is_copied = self._is_copied
+        if is_copied is None:
+            is_copied = not self.source.owns(tensor)
+        return move(tensor, self.source, self.dest, own=True) if is_copied else self._share(tensor)
+
+    def copies(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return copies of the caller's tensors, to be lent where nobody would notice that the caller writes to his."""
+        return [None if x is None else _copied(self.dest, x) for x in tensors]
 
     def loan(self) -> Loan:
         """Return a fresh record of what one function does with the tensors that it is lent."""
@@ -112,10 +134,10 @@ class Loan:
     """
 
     __slots__ = (
+        "_carry",
         "_exchange",
         "_guarding",
         "_inside",
-        "_keeping",
         "_own",
         "_probes",
         "_residual",
@@ -131,19 +153,21 @@ class Loan:
         self._inside = guarding and exchange.source.counts_writes
         # Without DLPack nobody watches, and memory that does not last could be kept.
         self._own = exchange.fleeting or (not exchange.by_dlpack and exchange.copy is not False)
-        self._keeping = not self._own and exchange.by_dlpack and not exchange.source.writes
+        keeping = not self._own and exchange.by_dlpack and not exchange.source.writes
+        self._carry = (
+            owning(exchange.dest, exchange.source) if self._own else sharing(exchange.dest, exchange.source, keeping)
+        )
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
         self._residual: weakref.ref[Any] | None = None
 
     def lend(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the tensors in the source's framework, None where there is none."""
-        dest, source = self._exchange.dest, self._exchange.source
         if self._guarding:
             self._reconsider()
+        dest, source = self._exchange.dest, self._exchange.source
         if not self._guarding or self._inside:
-            carry = _lent if self._keeping else move
-            return [None if x is None else carry(x, dest, source, self._own) for x in tensors]
+            return list(map(self._carry, tensors))
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]
@@ -169,8 +193,16 @@ class Loan:
         if not self._watching:
             return fn(lent)
         source = self._exchange.source
+        if self._own and not self._guarding:  # what was lent is nobody else's
+            try:
+                return fn(lent)
+            except Exception as error:
+                if source.is_refused_write(error):
+                    self._distrust()
+                    raise MutationError.refused(call, error) from error
+                raise
         handed = [None if x is None else _copied(source, x) for x in lent] if self._guarding else lent
-        before = [None if x is None else source.version(x) for x in handed]
+        before = _versions(handed, source.version)
         try:
             result = fn(handed)
         except Exception as error:
@@ -178,7 +210,7 @@ class Loan:
                 self._distrust()
                 raise MutationError.refused(call, error) from error
             raise
-        after = [None if x is None else source.version(x) for x in handed]
+        after = _versions(handed, source.version)
         written = [] if after == before else [i for i, version in enumerate(after) if version != before[i]]
         if not self._guarding:
             if written:
@@ -188,6 +220,8 @@ class Loan:
             # a write may go past the version counter
             if written or not all(a is None or source.same(a, b) for a, b in zip(lent, handed, strict=True)):
                 self._spoiled = True
+            elif self._own:  # what was lent was nobody else's, so that the function may keep it
+                self._guarding = False
             else:
                 self._keep(handed)
         return result
@@ -222,6 +256,13 @@ class Loan:
         return self._exchange.source if self._inside else self._exchange.dest
 
 
+def _versions(tensors: Sequence[Tensor | None], version: Callable[[Tensor], int]) -> list[int | None]:
+    found: list[int | None] = []
+    for x in tensors:
+        found.append(None if x is None else version(x))
+    return found
+
+
 class _Copy:
     """A copy of a weight in the layout that the other side needs: one a change of the weight, not one a call."""
 
@@ -237,31 +278,80 @@ _COPIES = 4096  # weights, of which few need a copy: those that are transposed, 
 _copies: dict[int, _Copy] = {}  # by the id of a weight
 
 
-def _lent(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
-    """Return `move(tensor, origin, target, own=False)` for a target that does not write, from a kept copy if need be.
+def _kept(weight: Tensor, origin: Backend) -> Tensor | None:
+    """Return the copy of a weight that is still right, if there is one.
 
     Writes may go past the version of a weight (torch's `.data`), so the copy is compared before it is used again.
     """
-    if not origin.lasts(tensor):
-        return move(tensor, origin, target, own=False)
-    kept = _copies.get(id(tensor))
-    if kept is not None and kept.weight() is tensor:
-        if kept.version == origin.version(tensor) and _is_like(kept.copy, tensor, origin):
-            return move(kept.copy, origin, target, own=False)
-        _copies.pop(id(tensor), None)
-    version = origin.version(tensor)
-    made: list[Tensor] = []
-    moved = move(tensor, origin, target, own=False, made=made)
-    if made and len(_copies) < _COPIES:
-        _copies[id(tensor)] = _Copy(tensor, version, made[-1])
-    return moved
+    kept = _copies.get(id(weight))
+    if kept is None or kept.weight() is not weight:
+        return None
+    if kept.version == origin.version(weight) and _is_like(kept.copy, weight, origin):
+        return kept.copy
+    _copies.pop(id(weight), None)
+    return None
+
+
+def _keep(weight: Tensor, origin: Backend, copy: Tensor) -> None:
+    if len(_copies) < _COPIES and origin.lasts(weight):
+        _copies[id(weight)] = _Copy(weight, origin.version(weight), copy)
 
 
 def _is_like(copy: Tensor, tensor: Tensor, backend: Backend) -> bool:
     return backend.spec(copy) == backend.spec(tensor) and backend.same(copy, tensor)
 
 
-def move(tensor: Tensor, origin: Backend, target: Backend, own: bool, made: list[Tensor] | None = None) -> Tensor:
+Carry = Callable[[Tensor | None], Tensor | None]
+"""Moves one tensor between two backends; None stays None."""
+
+
+def sharing(origin: Backend, target: Backend, keeps: bool = False) -> Carry:
+    """Return `move` without a copy where none is needed, with all that a call asks for at hand.
+
+    Args:
+        origin: the backend of the tensors.
+        target: the backend of the results.
+        keeps: whether copies of weights are kept; the target must not write.
+    """
+    to_dense, export, adopt, alignment = origin.dense, origin.to_dlpack, target.from_dlpack, target.alignment
+    by_dlpack = origin.dlpack and target.dlpack
+
+    def share(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if keeps and _copies:
+            kept = _kept(tensor, origin)
+            tensor = tensor if kept is None else kept
+        dense = to_dense(tensor)
+        if by_dlpack and dense is tensor and not _counters:
+            capsule = export(tensor)
+            if alignment == 1 or not dlpack.address(capsule) % alignment:
+                return adopt(capsule)
+        moved, copy = _moved(tensor, dense, origin, target, own=False)
+        if keeps and copy is not None:
+            _keep(tensor, origin, copy)
+        return moved
+
+    return share
+
+
+def owning(origin: Backend, target: Backend) -> Carry:
+    """Return `move` with a copy, with all that a call asks for at hand."""
+    to_dense, to_numpy, from_numpy = origin.dense, origin.to_numpy, target.from_numpy
+    by_dlpack = origin.dlpack and target.dlpack
+
+    def own(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        dense = to_dense(tensor)
+        if not by_dlpack and dense is tensor and not _counters:
+            return from_numpy(to_numpy(tensor))
+        return _moved(tensor, dense, origin, target, own=True)[0]
+
+    return own
+
+
+def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:
     """Return a tensor of `origin` in the target's framework.
 
     Args:
@@ -269,38 +359,40 @@ def move(tensor: Tensor, origin: Backend, target: Backend, own: bool, made: list
         origin: the tensor's backend.
         target: the backend of the result.
         own: whether the result must not share the tensor's memory.
-        made: gets the copy in the origin that the result shares its memory with, if there is one for its layout.
 
     Raises:
         UnsupportedTensorError: the tensor has no form that can cross.
     """
-    dense = origin.dense(tensor)
-    copied = dense is not tensor
-    if copied and made is not None:
-        made.append(dense)
+    return _moved(tensor, origin.dense(tensor), origin, target, own)[0]
+
+
+def _moved(tensor: Tensor, dense: Tensor, origin: Backend, target: Backend, own: bool) -> tuple[Tensor, Tensor | None]:
+    """Return a tensor, of which `dense` has the values, in the target's framework.
+
+    Beside it comes the copy in the origin that it shares its memory with, if there is one for its layout.
+    """
+    made = None if dense is tensor else dense
     if _counters:
-        _count(dense, origin, copied)
+        _count(dense, origin, made is not None)
     if not (origin.dlpack and target.dlpack):
         array = origin.to_numpy(dense)
-        adopted = None if own and not copied else target.adopt(array)
+        adopted = None if own and made is None else target.adopt(array)
         if adopted is not None:
-            return adopted
+            return adopted, made
         if _counters:
             _count_copy(dense, origin)
-        return target.from_numpy(array)
-    copy = own and not copied
-    if copy and not target.writes:
+        return target.from_numpy(array), None
+    copies = own and made is None
+    if copies and not target.writes:
         dense = _copied(origin, dense)
     capsule = origin.to_dlpack(dense)
     if target.alignment > 1 and dlpack.address(capsule) % target.alignment:
-        dense = _copied(origin, dense)
-        if made is not None:
-            made.append(dense)
+        made = dense = _copied(origin, dense)
         capsule = origin.to_dlpack(dense)
         if dlpack.address(capsule) % target.alignment:  # this origin does not allocate aligned memory
-            return target.from_numpy(origin.to_numpy(dense))
+            return target.from_numpy(origin.to_numpy(dense)), None
     moved = target.from_dlpack(capsule)
-    return _copied(target, moved) if copy and target.writes else moved
+    return (_copied(target, moved) if copies and target.writes else moved), made
 
 
 def widened(backend: Backend, tensor: Tensor | None, dtype_name: str | None) -> Tensor | None:

@@ -14,6 +14,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from operator import is_not
 from typing import Any
 
 from polybridge.core import forks
@@ -110,7 +113,8 @@ class FunctionRelay(Relay):
         self._source = exchange.source
         self._loan = exchange.loan()
         self._ct_loan = exchange.loan()
-        self._evaluator = program.evaluator(self._run_on_loan, self._run_on_copies)
+        lent = partial(self._loan.run, call=program.call, name=program.argument)
+        self._evaluator = program.evaluator(lent, self._run_on_copies)
         self.batched: dict[Any, Any] = {}  # by axes; filled by `batching.batched`
 
     @property
@@ -132,11 +136,12 @@ class FunctionRelay(Relay):
             self._tell(pullback)
         if wanted and not results.tensors:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
-        dest, source = self.exchange.dest, self._source
         outcome = self._handed_over(results)
         positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
         slots = tuple(range(outputs_count))
-        given = _dtypes(dest, [xs[i] for i in wanted]) if source.narrows() else None
+        given = None
+        if self._source.narrows():
+            given = list(map(self.exchange.dest.dtype_name, map(xs.__getitem__, wanted)))
         taken = None
         if outcome.dtypes is not None:
             taken = [name for name, is_output in zip(outcome.dtypes, outcome.differentiable, strict=True) if is_output]
@@ -187,9 +192,6 @@ class FunctionRelay(Relay):
             except UnsupportedTensorError as found:
                 return found.at(self.call, self.program.argument(number))
         return error.at(self.call, "an argument")
-
-    def _run_on_loan(self, fn: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> Any:
-        return self._loan.run(fn, inputs, self.call, self.program.argument)
 
     def _run_on_copies(self, fn: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> Any:
         copy = self._source.copy
@@ -286,22 +288,26 @@ class PullbackRelay(Relay):
         return self._outcome(list(self._loan.run(pull, self._lent(xs), self.call, name)))  # held nowhere else
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        lent = self._loan.lend(xs[len(xs) - len(self._slots) :])  # the cotangents come after the primals
+        slots = self._slots
+        lent = self._loan.lend(xs[len(xs) - len(slots) :])  # the cotangents come after the primals
         if self._taken is not None:
             lent = [widened(self.exchange.source, x, name) for x, name in zip(lent, self._taken, strict=True)]
-        return spread(lent, self._slots, self._cotangents)
+        return lent if len(slots) == self._cotangents else spread(lent, slots, self._cotangents)
 
     def _own(self, xs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return the cotangents, which come after the primals."""
         return xs[len(xs) - len(self._slots) :]
 
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
-        leaves = [found[i] for i in self._results]
+        leaves = list(map(found.__getitem__, self._results))
         found.clear()
         given = _given(self.exchange, leaves, self.call)
-        connected = tuple([x is not None for x in given])
+        connected = tuple(map(is_not, given, repeat(None)))
         if self._given is not None:
-            given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]
+            dest = self.exchange.dest
+            for i, name in enumerate(self._given):
+                if given[i] is not None and dest.dtype_name(given[i]) != name:
+                    given[i] = widened(dest, given[i], name)
         return Outcome(given, None, connected)
 
 
@@ -318,9 +324,9 @@ def _given(
 ) -> list[Tensor | None]:
     """Give each tensor to the caller, emptying the list: what is still referenced here cannot be proved to be free."""
     given: list[Tensor | None] = []
-    for i in range(len(tensors)):
-        try:
+    try:
+        for i in range(len(tensors)):
             given.append(exchange.give(tensors, i))
-        except UnsupportedTensorError as error:
-            raise error.at(call, "a gradient" if structure is None else structure.result(i)) from None
+    except UnsupportedTensorError as error:
+        raise error.at(call, "a gradient" if structure is None else structure.result(len(given))) from None
     return given

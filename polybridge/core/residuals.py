@@ -16,6 +16,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ def stash(back: Relay, outputs: Sequence[np.ndarray[Any, Any]], randomness: Cont
         owner: less than `OWNERS`, for a number that shows whose residual it is.
     """
     number = next(_numbers) | owner << _OWNER
-    kept = back, _Forward(_fingerprint(outputs), randomness, _size(outputs))
+    kept = back, _Forward(_fingerprint(outputs), randomness, sum(map(_nbytes, outputs)))
     with _lock:
         dropped = _waiting.add(number, kept)
     del dropped  # not before the lock is free
@@ -93,10 +94,12 @@ def stashed(number: int, again: Callable[[], tuple[Relay, Sequence[np.ndarray[An
         kept, table = _waiting.take(number), _used_once  # most are asked for once: these make room first
         if kept is None:
             kept, table = _used_once.take(number) or _used.take(number), _used
-        forward = _waiting.forward(number) or _used_once.forward(number) or _used.forward(number)
-        dropped = None if kept is None else table.add(number, kept)
-    del dropped  # not before the lock is free
+        if kept is not None:
+            dropped = table.add(number, kept)
+        else:
+            forward = _waiting.forward(number) or _used_once.forward(number) or _used.forward(number)
     if kept is not None:
+        del dropped  # not before the lock is free
         return kept[0]
     if forward is None:
         raise ResidualError.gone()
@@ -141,16 +144,17 @@ class _Table:
 
     def add(self, number: int, kept: _Kept) -> list[Relay]:
         """Add a residual, and return those that make room, of whose forwards is remembered what is known."""
-        self._kept[number] = kept
+        table = self._kept
+        table[number] = kept
         self._total += kept[1].size
         dropped = []
-        while (len(self._kept) > self.entries or self._total > self.size) and len(self._kept) > 1:  # the newest stays
-            oldest, (back, forward) = self._kept.popitem(last=False)
+        while (len(table) > self.entries or self._total > self.size) and len(table) > 1:  # the newest stays
+            oldest, (back, forward) = table.popitem(last=False)
             self._total -= forward.size
             dropped.append(back)
             self._forwards[oldest] = forward
-        while len(self._forwards) > self.remembered:
-            self._forwards.popitem(last=False)
+            if len(self._forwards) > self.remembered:
+                self._forwards.popitem(last=False)
         return dropped
 
     def forward(self, number: int) -> _Forward | None:
@@ -163,10 +167,6 @@ class _Table:
         if kept is not None:
             self._total -= kept[1].size
         return kept
-
-
-def _size(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
-    return sum([y.nbytes for y in outputs])
 
 
 def _fingerprint(outputs: Sequence[np.ndarray[Any, Any]]) -> int:
@@ -183,6 +183,7 @@ def _scattered(size: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(size, size=_WHOLE)
 
 
+_nbytes = attrgetter("nbytes")
 _WHOLE = 512  # values of an output that are looked at
 _lock = threading.Lock()  # never held while a framework is called
 # A scan leaves all of its steps here before the first is asked for, and those do not make others be forgotten.

@@ -66,16 +66,14 @@ class Part(NamedTuple):
     Args:
         number: of the residual.
         rows: for each row whether it is one of them.
-        of_batch: whether there are rows, or one number alone.
     """
 
     number: int
     rows: Array
-    of_batch: bool
 
 
 def parts(token: Array) -> list[Part]:
-    """Return the residuals that a token has rows of.
+    """Return the residuals that the token of a batch has rows of.
 
     Where each example of a batch takes one of several branches, `jax.lax.cond` lets calls in different branches share a
     token: a row is of the call in the branch that was taken. Nobody reads what another call's derivative is there.
@@ -83,18 +81,12 @@ def parts(token: Array) -> list[Part]:
     Raises:
         ResidualError: a row is not at its place in the batch of its evaluation.
     """
-    if token.shape == (SIZE,):
-        number = read(token)
-        return [Part(number, _ALL, of_batch=False)] if number else []
     rows = token.reshape(-1, SIZE)
     numbers, there = rows[:, 0], rows.any(axis=1)
     if not ((rows[:, 1] == _places(len(rows))) | ~there).all() or not numbers[there].all():
         raise ResidualError.mixed()
     found = np.unique(numbers[there]).tolist()
-    return [Part(number, (numbers == number).reshape(token.shape[:-1]), of_batch=True) for number in found]
-
-
-_ALL = np.ones((), bool)
+    return [Part(number, (numbers == number).reshape(token.shape[:-1])) for number in found]
 
 
 def _places(count: int) -> Array:

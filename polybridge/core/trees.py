@@ -36,7 +36,7 @@ class Kind(Enum):
 ARRAYS = (np.ndarray, np.generic)
 
 Classify = Callable[[Any], Kind]
-"""Says what a leaf is; looked up by type, so that it runs once per type."""
+"""Says what a leaf is."""
 
 
 class Structure:
@@ -177,11 +177,11 @@ def separate(
 
 
 def separate_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classify, convert: Callable[[Kind, Any, Any, int], Any]
-) -> tuple[list[Any], Structure]:
+    args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classifier, convert: Callable[[Kind, Any, Any, int], Any]
+) -> tuple[Sequence[Any], Structure]:
     """Return what `separate((args, kwargs), ...)` does, without a walk where tensors are all that is given."""
-    if not kwargs and all(classify(x) is Kind.TENSOR for x in args):
-        return list(args), _positional(len(args))
+    if not kwargs and (classify.tensors.issuperset(map(type, args)) or all(classify(x) is Kind.TENSOR for x in args)):
+        return args, _positional(len(args))
     return separate((args, kwargs), classify, convert)
 
 
@@ -246,33 +246,51 @@ _registered: set[type] = set()  # dataclasses that optree knows
 _no_dataclasses: set[type] = set()  # types of leaves that have been asked
 
 
-def kind_by_type(
-    is_tensor: Callable[[Any], bool],
-    is_composite: Callable[[Any], bool],
-    foreign: Callable[[Any], bool],
-    is_tree: Callable[[Any], bool],
-) -> Classify:
-    """Return a classifier for one backend that asks these questions once per type, where no leaf of it is a tree."""
-    known: dict[type, Kind] = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
+class Classifier:
+    """Says what a leaf is to one backend, which is asked once per type where no leaf of it is a tree.
 
-    def classify(leaf: Any) -> Kind:
-        kind = known.get(type(leaf))
+    Args:
+        is_tensor: whether it is a tensor of the backend.
+        is_composite: whether it is made of such, without being one.
+        is_foreign: whether it is a tensor of another.
+        is_tree: whether it is a container to somebody, so that the next of its type may have other things in it.
+
+    Attributes:
+        tensors: the types of tensors that have been met.
+    """
+
+    def __init__(
+        self,
+        is_tensor: Callable[[Any], bool],
+        is_composite: Callable[[Any], bool],
+        is_foreign: Callable[[Any], bool],
+        is_tree: Callable[[Any], bool],
+    ) -> None:
+        """Know the types of Python's own values."""
+        self._is_tensor, self._is_composite, self._is_foreign = is_tensor, is_composite, is_foreign
+        self._is_tree = is_tree
+        self._known = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
+        self.tensors: set[type] = set()
+
+    def __call__(self, leaf: Any) -> Kind:
+        """Return what it is."""
+        kind = self._known.get(type(leaf))
         if kind is None:
-            kind = ask(leaf)
-            if kind is Kind.TENSOR or not is_tree(leaf):
-                known[type(leaf)] = kind
+            kind = self._ask(leaf)
+            if kind is Kind.TENSOR or not self._is_tree(leaf):
+                self._known[type(leaf)] = kind
+            if kind is Kind.TENSOR:
+                self.tensors.add(type(leaf))
         return kind
 
-    def ask(leaf: Any) -> Kind:
-        if is_tensor(leaf):
+    def _ask(self, leaf: Any) -> Kind:
+        if self._is_tensor(leaf):
             return Kind.TENSOR
         if isinstance(leaf, ARRAYS):
             return Kind.ARRAY
-        if is_composite(leaf):
+        if self._is_composite(leaf):
             return Kind.COMPOSITE
-        return Kind.FOREIGN if foreign(leaf) else Kind.STATIC
-
-    return classify
+        return Kind.FOREIGN if self._is_foreign(leaf) else Kind.STATIC
 
 
 def _register_dataclass(leaf: Any) -> bool:

@@ -29,7 +29,7 @@ from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.rules import Rule, RuledFunction, Vjp
-from polybridge.core.trees import Classify, Kind, Structure
+from polybridge.core.trees import Classifier, Kind, Structure
 
 _RELAYS = 256  # structures and static values that one wrapped function keeps a relay for
 
@@ -299,9 +299,11 @@ class _Wrapped:
     def function(self) -> Callable[..., Any]:
         """Return the function that the caller sees."""
 
+        natives, arguments, convert = self.natives, self.arguments, self.convert
+
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            tensors, structure = trees.separate_arguments(args, kwargs, self.arguments, self.convert)
-            outcome = self.native(structure)(*tensors)
+            tensors, structure = trees.separate_arguments(args, kwargs, arguments, convert)
+            outcome = (natives.get(structure.key()) or self.native(structure))(*tensors)
             assert outcome.structure is not None
             return outcome.structure.rebuild(outcome.leaves)
 
@@ -339,10 +341,10 @@ class _Wrapped:
 
 
 @functools.cache
-def classifier(backend: Backend) -> Classify:
+def classifier(backend: Backend) -> Classifier:
     """Return the classifier of a backend, which asks once per type of leaf, of containers each time."""
 
     def foreign(leaf: Any) -> bool:
         return hasattr(type(leaf), "__dlpack__") or registry.owner(leaf) is not None
 
-    return trees.kind_by_type(backend.is_tensor, backend.is_composite, foreign, registry.is_tree)
+    return trees.Classifier(backend.is_tensor, backend.is_composite, foreign, registry.is_tree)

@@ -19,7 +19,7 @@ import polybridge
 from polybridge.backends.jax import convert as jax_convert
 from polybridge.backends.jax import primitives
 from polybridge.backends.tensorflow import _private
-from polybridge.backends.torch import compiled, convert, source, transforms
+from polybridge.backends.torch import compiled, convert, native, source, transforms
 
 
 def test_a_fresh_storage_has_one_user_and_a_view_makes_two():
@@ -93,6 +93,24 @@ def test_a_tensor_is_followed_under_a_tape_and_under_an_accumulator():
     with tf.autodiff.ForwardAccumulator(x, tf.constant(1.0)):
         assert _private.is_followed([x])
     assert not _private.is_taped()
+
+
+def test_no_tape_records_in_a_gradient_that_tensorflow_pushes_forward_unless_it_is_apart():
+    found = []
+
+    def look(ct):
+        for around in (contextlib.nullcontext, _private.apart):
+            x = tf.constant(3.0)
+            with around(), tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            found.append(tape.gradient(y, x))
+        return [ct]
+
+    x, y = tf.constant(1.0), tf.constant(2.0)
+    with tf.autodiff.ForwardAccumulator(x, x):
+        _private.record([y], [x], look)
+    assert found[0] is None and found[1] == 6
 
 
 def test_a_variable_that_is_not_trained_can_be_followed():
@@ -474,3 +492,107 @@ def test_what_is_to_be_kept_is_not_recomputed(wrapper):
         calls.clear()
         assert float(wrapper(partial(slope, keeps))(tf.constant(3.0))) == 6
         assert len(calls) == expected
+
+
+def test_nothing_is_open_outside_of_modes_and_transforms():
+    opened = []
+
+    def looked(x):
+        opened.append((native._open_modes(), native._are_transforms_active()))
+        return x
+
+    looked(torch.ones(2))
+    with FakeTensorMode():
+        looked(torch.ones(2))
+    torch.vmap(looked)(torch.ones(2))
+    torch.func.grad(lambda x: looked(x).sum())(torch.ones(2))
+    assert opened == [(0, False), (1, False), (0, True), (0, True)]
+
+
+def test_an_autograd_function_may_be_applied_without_the_look_for_transforms():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, number, x):
+            return x * number
+
+        @staticmethod
+        def backward(ctx, ct):
+            return None, ct * 2
+
+    x = torch.ones(3, requires_grad=True)
+    y = super(torch.autograd.Function, Double).apply(2, x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert y.grad_fn is not None and torch.equal(gradient, torch.full((3,), 2.0))
+
+
+def test_a_capsule_becomes_a_tensor_on_its_memory():
+    x = torch.ones(3)
+    assert convert.from_dlpack(convert.to_dlpack(x)).data_ptr() == x.data_ptr()
+
+
+def test_the_default_group_is_none_outside_of_distributed_runs():
+    assert torch.distributed.is_initialized() is (torch.distributed.group.WORLD is not None)
+    assert not convert._is_distributed()
+
+
+def test_an_edge_of_an_operation_of_torch_is_its_node_and_number():
+    x = torch.ones(3, requires_grad=True)
+    first, second = x.unbind()[0], x.unbind()[1]
+    for y in (x * 2, first, second):
+        assert source._edge(y) == torch.autograd.graph.get_gradient_edge(y)
+
+
+def test_operations_that_draw_are_tagged():
+    drawing = [torch.ops.aten.rand.default, torch.ops.aten.native_dropout.default, torch.ops.aten.bernoulli_.float]
+    assert all(map(source._may_draw, drawing))
+    assert not any(map(source._may_draw, [torch.ops.aten.sin.default, torch.ops.aten.convolution.default]))
+
+
+def test_a_trace_of_jax_is_seen_on_its_thread():
+    seen = []
+
+    def looked(x):
+        seen.append(jax_convert.is_tracing())
+        return x
+
+    looked(jnp.ones(2))
+    jax.jit(looked)(jnp.ones(2))
+    jax.vmap(looked)(jnp.ones(2))
+    with jax.core.eval_context():
+        looked(jnp.ones(2))
+    assert seen == [False, True, True, False]
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_the_switch_of_64_bits_is_read(on):
+    with jax.enable_x64(on):
+        assert jax_convert.narrows() is not on
+    assert jax_convert.narrows() is not jax.config.jax_enable_x64
+
+
+def test_transforms_may_be_left_for_a_while():
+    inside = []
+
+    def looked(x):
+        with native.temporarily_clear_interpreter_stack():
+            inside.append((native._are_transforms_active(), type(torch.ones(2).numpy())))
+        return x * native._are_transforms_active()
+
+    assert torch.equal(torch.vmap(torch.func.grad(lambda x: looked(x).sum()))(torch.ones(2, 3)), torch.ones(2, 3))
+    assert inside == [(False, np.ndarray)]
+
+
+def test_a_node_knows_the_shapes_and_dtypes_of_its_results():
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1, x.double().sum()
+
+        @staticmethod
+        def backward(ctx, *cts):
+            known.extend((tuple(y.shape), y.dtype) for y in ctx._input_metadata)
+            return cts[0]
+
+    known = []
+    Two.apply(torch.ones(3, requires_grad=True))[0].sum().backward()
+    assert known == [((3,), torch.float32), ((), torch.float64)]

@@ -6,10 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from polybridge_toy.backend import ToyBackend
 
 import polybridge
-from polybridge.core.callbacks import Denormals, as_caller
+from polybridge.core.callbacks import as_caller
 
 setting = contextvars.ContextVar("setting", default="default")
 
@@ -80,6 +81,32 @@ def test_what_a_callback_raises_is_remembered(backend):
     assert polybridge.last_error() is caught.value
 
 
-def test_denormal_numbers_stay_what_they_are():
-    with Denormals():
-        assert np.float32(1e-40) * np.float32(1) > 0
+def times_one(number):
+    """Return a number times 1, as the processor has it now."""
+    return float(np.float32(number) * np.float32(1))
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_denormal_numbers_are_computed_with_where_the_thread_flushes_them(backend, raises):
+    call = as_caller(backend)
+
+    def computing():
+        found.append(times_one(1e-40))
+        if raises:
+            raise KeyError
+
+    found = []
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        with contextlib.suppress(KeyError):
+            call(computing)
+        found.append(times_one(1e-40))
+    finally:
+        torch.set_flush_denormal(False)
+    assert found == [pytest.approx(1e-40, rel=1e-3), 0.0]
+
+
+def test_denormal_numbers_are_computed_with_where_the_thread_does_not_flush_them(backend):
+    assert as_caller(backend)(times_one, 1e-40) > 0
+    assert times_one(1e-40) > 0

@@ -93,6 +93,8 @@ EXAMPLES = [
     errors.DetachedStateWarning.made("Net", ["cache"]),
     errors.MutationError.residuals("f"),
     errors.NotDifferentiableError.transposed("f"),
+    errors.CompilationError.in_torchscript("f"),
+    errors.ResidualError.written("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -228,7 +228,7 @@ def test_the_root_itself_has_a_name():
 
 def classify(leaf: object) -> Kind:
     """Return what a leaf is to a backend of `int` tensors, to which tuples are composite and sets foreign."""
-    asked = trees.kind_by_type(
+    asked = trees.Classifier(
         lambda x: type(x) is frozenset, lambda x: isinstance(x, range), lambda x: isinstance(x, set), lambda x: False
     )
     return asked(leaf)
@@ -257,14 +257,14 @@ def test_a_leaf_is_classified_by_its_type(leaf, kind):
 
 def test_a_type_is_asked_about_once():
     asked = []
-    classify = trees.kind_by_type(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False, lambda x: False)
+    classify = trees.Classifier(lambda x: bool(asked.append(x)), lambda x: False, lambda x: False, lambda x: False)
     classify(range(1))
     classify(range(2))
     assert asked == [range(1)]
 
 
 def test_what_a_tree_is_depends_on_what_is_in_it():
-    classify = trees.kind_by_type(lambda x: False, lambda x: len(x) > 0, lambda x: False, lambda x: True)
+    classify = trees.Classifier(lambda x: False, lambda x: len(x) > 0, lambda x: False, lambda x: True)
     assert [classify(range(n)) for n in (0, 1, 0)] == [Kind.STATIC, Kind.COMPOSITE, Kind.STATIC]
 
 

@@ -107,6 +107,7 @@ TORCH_REFUSED = {
     "complex_half": lambda: torch.ones(2).to(torch.complex32),
     "meta": lambda: torch.ones(2, device="meta"),
     "mkldnn": lambda: torch.ones(2).to_mkldnn(),
+    "masked": lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
     "fake": lambda: torch._subclasses.FakeTensorMode().from_tensor(torch.ones(2)),
 }
 REFUSED = [pytest.param("tensorflow", name, id=f"tensorflow-{name}") for name in TF_REFUSED]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import keras
 import pytest
 import tensorflow as tf
@@ -242,7 +243,7 @@ def test_a_size_with_a_bound():
 def test_a_size_that_breaks_the_promise(backend):
     compiled = graph(wrapped(TENSORFLOW, lambda m, x: m.sin(x)[:10]), dynamic=True, backend=backend)
     compiled(values(20))
-    with pytest.raises(polybridge.PromisedShapeError, match=r"float64\[3\].*float64\[10\]"):
+    with pytest.raises(polybridge.PromisedShapeError, match=r"sizes \[3\].*sizes \[10\]"):
         compiled(values(3))
 
 
@@ -291,6 +292,28 @@ def test_modules_of_one_class_have_graphs_of_their_own():
     for i in (0, 1, 2, 2, 1, 0):
         value, (gradient,) = with_gradients(modules[i], torch.ones(1))
         assert (value.item(), gradient.item()) == ((2, 3, 5)[i] + 1, (2, 3, 5)[i])
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("returned", [lambda x: tf.cast(x, tf.float64), lambda x: [x, x], lambda x: x[None]])
+def test_results_of_another_kind_than_promised(backend, returned):
+    options = {"late": False}
+    f = polybridge.wrap(lambda x: returned(x) if options["late"] else x, src="tf", dst="torch")
+    compiled = graph(lambda x: f(x) + 1, backend=backend)
+    compiled(torch.ones(3))
+    options["late"] = True
+    with pytest.raises(polybridge.PromisedShapeError, match=r"float\d\d/\d .*but float32/1 was promised"):
+        compiled(torch.ones(3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.filterwarnings("ignore::polybridge.PrecisionWarning")
+def test_the_precision_of_jax_when_the_graph_is_traced(backend):
+    f, x = polybridge.wrap(lambda x: x * 2, src="jax", dst="torch"), values(3)
+    for x64, dtype in [(False, torch.float32), (True, torch.float64)]:
+        torch._dynamo.reset()
+        with jax.enable_x64(x64):
+            torch.testing.assert_close(graph(lambda x: f(x) + 1, backend=backend)(x), (x * 2 + 1).to(dtype))
 
 
 def test_a_size_that_depends_on_values():
@@ -364,6 +387,66 @@ def test_steps_leave_no_residual():
         compiled(values(3).requires_grad_())
     gc.collect()
     assert set(residuals._residuals) <= before
+
+
+# Memory. The function is trusted with the caller's own after its first calls, hence the loops.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("src", ["tf", "jax"])
+def test_an_input_that_is_written_to_before_the_backward(src, backend):
+    f = polybridge.wrap(lambda x, w: x * w, src=src, dst="torch")
+    compiled = graph(lambda x, w: f(x, w).sum(), backend=backend)
+    for _ in range(4):
+        x, w = torch.arange(8.0), torch.ones(8, requires_grad=True)
+        y = compiled(x, w)
+        x.zero_()
+        try:
+            y.backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+        else:
+            assert w.grad.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_parameter_is_lent_and_watched(trained):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(8), requires_grad=trained)
+
+        def forward(self, x):
+            return f(x, self.w)
+
+    f, net = polybridge.wrap(lambda x, w: x * w, src="jax", dst="torch"), Net()
+    compiled = graph(net)
+    for _ in range(3):
+        y = compiled(torch.arange(8.0, requires_grad=True)).sum()
+    with polybridge.observe.count_crossings() as counted:
+        y = compiled(torch.arange(8.0, requires_grad=True)).sum()
+    assert counted.copies == 1  # of x
+    with torch.no_grad():
+        net.w.zero_()
+    with pytest.raises(RuntimeError, match=r"changed in place|modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("src", ["tf", "jax"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_compiler_reuses_no_memory_of_a_residual(src, trained):
+    f = polybridge.wrap(lambda x, w: x * w, src=src, dst="torch")
+
+    def net(x, w):
+        y = f(x * 2 + 1, w)  # the memory of what is computed here is free after its last reader in the graph
+        z = torch.cos(x) * 3 + y.detach()
+        return y.sum(), f(z.cos(), z)
+
+    compiled = graph(net, backend="inductor")
+    for _ in range(4):
+        x, w = values(8).requires_grad_(trained), values(8, seed=1).requires_grad_()
+        compiled(x, w)[0].backward()
+        torch.testing.assert_close(w.grad, x.detach() * 2 + 1)
 
 
 # Limits.

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+import polybridge
 from tests.torch_dst.sources import TENSORFLOW, native, values, wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -123,6 +124,14 @@ def test_torchs_own_checks_of_an_operation(test):
     torch.compile(f, backend="eager", fullgraph=True)(values(3))
     name = list(compiled._entries)[-1]
     found = torch.library.opcheck(
-        torch.ops.polybridge.call.default, (name, [values(3).requires_grad_()], [3], 0), test_utils=test
+        torch.ops.polybridge.call.default, (name, [values(3).requires_grad_()], "float64/1", [3], 0), test_utils=test
     )
     assert found == {test: "SUCCESS"}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize("grad", [True, False])
+def test_torchscript_refuses_the_call_instead_of_keeping_its_result(source, grad):
+    f = wrapped(source, lambda m, x: m.sin(x))
+    with pytest.raises(polybridge.CompilationError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(lambda x: f(x) + x, values(3).requires_grad_(grad))

@@ -7,7 +7,12 @@ import weakref
 import pytest
 import tensorflow as tf
 import torch
-from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import (
+    allow_mutation_on_saved_tensors,
+    disable_saved_tensors_hooks,
+    save_on_cpu,
+    saved_tensors_hooks,
+)
 from torch.func import vmap
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -138,6 +143,31 @@ def test_hooks_that_copy_leave_no_residual(hooks):
     assert f.alive() == 0 and set(residuals._residuals) <= before
 
 
+@pytest.mark.parametrize("src", ["tf", "jax"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_input_that_is_written_to_under_hooks_that_allow_it(src, mapped):
+    f = polybridge.wrap(lambda x, w: x * w, src=src, dst="torch")
+    f = vmap(f) if mapped else f
+    for _ in range(4):  # after the first calls the function is trusted with the caller's own memory
+        x, w = torch.arange(8.0), torch.ones(8, requires_grad=True)
+        with allow_mutation_on_saved_tensors():
+            y = f(x, w)
+            x.zero_()
+            y.sum().backward()
+        assert w.grad.tolist() == list(range(8))
+
+
+def test_an_input_that_hooks_have_copied_may_be_written_to():
+    f = polybridge.wrap(lambda x, w: x * w, src="tf", dst="torch")
+    for _ in range(4):  # as above
+        x, w = torch.arange(8.0), torch.ones(8, requires_grad=True)
+        with saved_tensors_hooks(torch.clone, lambda x: x):
+            y = f(x, w)
+        x.zero_()
+        y.sum().backward()
+        assert w.grad.tolist() == list(range(8))
+
+
 @pytest.mark.parametrize("hooks", copying[1:])  # `save_on_cpu` copies nothing that is there already
 def test_a_batch_under_hooks_that_copy_is_refused(hooks):
     x = values(2, 3).requires_grad_()
@@ -234,3 +264,16 @@ def test_a_batch_of_cotangents(source, order):
 
     x = values(3).requires_grad_()
     torch.testing.assert_close(rows(wrapped(source, fn), x), rows(native(fn), x))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorised_jacobians_of_torch_autograd_functional(source, strategy):
+    def derivatives(f):
+        jacobian = torch.autograd.functional.jacobian(f, x, vectorize=True, strategy=strategy)
+        hessian = torch.autograd.functional.hessian(
+            lambda x: f(x).sum(), x, vectorize=True, outer_jacobian_strategy=strategy
+        )
+        return jacobian, hessian
+
+    x = values(3)
+    torch.testing.assert_close(derivatives(wrapped(source, fn)), derivatives(native(fn)))

@@ -358,3 +358,34 @@ def test_a_py_function_of_somebody_else_is_converted_as_before() -> None:
 def test_a_call_needs_no_fallback() -> None:
     found = tf.vectorized_map(into_tf(torch.square), X, fallback_to_while_loop=False)
     np.testing.assert_allclose(found, X**2)
+
+
+def pushed_gradient(f: Fn, x: Any) -> Any:
+    return pushed(grad(f), x)
+
+
+def gradient_of_push(f: Fn, x: Any) -> Any:
+    return grad(lambda x: pushed(f, x))(x)
+
+
+def pushed_twice(f: Fn, x: Any) -> Any:
+    ones = tf.ones_like(x)  # TensorFlow loses what depends on x in the tangents of an accumulator inside of another
+    with tf.autodiff.ForwardAccumulator(x, ones) as outer:
+        with tf.autodiff.ForwardAccumulator(x, ones) as inner:
+            y = f(x)
+        first = inner.jvp(y)
+    return outer.jvp(first)
+
+
+@pytest.mark.parametrize("middle", ["torch", "jax"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["function", "tf.function"])
+@pytest.mark.parametrize("derivative", [pushed, pushed_gradient, gradient_of_push, pushed_twice])
+def test_forward_mode_passes_tensorflow_inside_of_another_framework(
+    derivative: Callable[[Fn, Any], Any], compiled: bool, middle: str
+) -> None:
+    def native(x: Any) -> Any:
+        return tf.sin(x) * x
+
+    inner = polybridge.wrap(tf.function(native) if compiled else native, src="tensorflow", dst=middle)
+    f = polybridge.wrap(lambda x: inner(x * x) * x, src=middle, dst="tensorflow")
+    np.testing.assert_allclose(derivative(f, X), derivative(lambda x: native(x * x) * x, X))

@@ -168,8 +168,7 @@ class Operation:
         if not copies:
             return [*leaves, convert.from_dlpack(tokens.keep(back, ()).view(TOKEN).__dlpack__())]
         token = np.empty((*rows, tokens.SIZE), np.int64)
-        owner = self._owner(xs, differentiable(xs)) if rows else 0  # who asks for one alone is its owner
-        number = residuals.stash(back, list(map(np.asarray, leaves)), randomness, owner)
+        number = residuals.stash(back, list(map(np.asarray, leaves)), randomness, self.owner(xs, differentiable(xs)))
         tokens.write(token, number)
         return convert.placed([*leaves, jnp.asarray(token.view(TOKEN))], where)
 
@@ -198,17 +197,17 @@ class Operation:
     # On the host, under compiled code.
 
     def evaluate_on_host(
-        self, plan: Abstract, wanted: Sequence[int], keep: bool, xs: Sequence[Any], outs: Sequence[Any]
+        self, plan: Abstract, wanted: Sequence[int], owner: int, keep: bool, xs: Sequence[Any], outs: Sequence[Any]
     ) -> None:
         """Write the results, and the token if the residual is to be kept, into buffers of XLA."""
         if keep:
-            randomness = self.relay.exchange.source.randomness()
-            outcome, back = self.host.vjp(xs, wanted)
+            source = self.relay.exchange.source
+            randomness = source.randomness() if plan.draws else source.without_randomness
+            outcome, back = (self._host or self.host).vjp(xs, wanted)
             arrays: list[Any] = outcome.leaves
             *outs, token = outs
-            written = np.asarray(token).view(np.int64)
-            owner = self._owner(xs, wanted) if written.ndim > 1 else 0  # who asks for one alone is its owner
-            tokens.write(written, residuals.stash(back, arrays, randomness, owner))
+            number = residuals.stash(back, arrays, randomness, owner)
+            tokens.write(np.asarray(token).view(np.int64), number)
         else:  # the first run is differentiated, to see whether it holds weights
             outcome = self.host(xs) if self.host.told else self.host.vjp(xs, ())[0]
         leaves: list[Any] = outcome.leaves
@@ -242,8 +241,8 @@ class Operation:
         outs: Sequence[Any],
     ) -> None:
         """Write the pull of order `len(cts)` into buffers of XLA; None for a result that nobody reads."""
-        back = self._kept(self.host, wanted, token, xs)
-        found = _pull(back, _array_conj, [xs[i] for i in wanted], cts, conversions)
+        back = self._kept(self._host or self.host, wanted, token, xs)
+        found = _pull(back, _array_conj, list(map(xs.__getitem__, wanted)), cts, conversions)
         for out, x in zip(outs, found, strict=True):
             if out is not None:
                 _write(out, 0 if x is None else x)
@@ -268,16 +267,18 @@ class Operation:
 
         None where no example came to the call, so that nobody reads what its derivative is.
         """
-        parts = tokens.parts(np.ascontiguousarray(token).view(np.int64))
-        if parts and parts[0].of_batch:
-            owner = self._owner(xs, wanted)
-            parts = [part for part in parts if residuals.owner(part.number) == owner]
-        backs = [residuals.stashed(part.number, lambda: _again(relay, wanted, xs)) for part in parts]
+        again, numbers = functools.partial(_again, relay, wanted, xs), np.ascontiguousarray(token).view(np.int64)
+        if numbers.ndim == 1:
+            number = tokens.read(numbers)
+            return residuals.stashed(number, again) if number else None
+        owner = self.owner(xs, wanted)
+        parts = [part for part in tokens.parts(numbers) if residuals.owner(part.number) == owner]
+        backs = [residuals.stashed(part.number, again) for part in parts]
         if len(backs) > 1:
             return Chosen(backs, [part.rows for part in parts], relay.exchange)
         return backs[0] if backs else None
 
-    def _owner(self, xs: Sequence[Tensor], wanted: Sequence[int]) -> int:
+    def owner(self, xs: Sequence[Tensor], wanted: Sequence[int]) -> int:
         """Return a number that evaluations of this function share, at arrays of these types where it is differentiated.
 
         Others may become batched where branches are joined. Two functions may have the same number, but seldom do.

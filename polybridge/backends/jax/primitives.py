@@ -440,7 +440,8 @@ def _is_explicit(x: Any) -> bool:
 
 
 def _evaluation(xs: Sequence[Any], operation: Operation, keep: bool, rows: tuple[int, ...]) -> Callable[..., None]:
-    return partial(operation.evaluate_on_host, operation.plan(xs), differentiable(xs), keep)
+    wanted = differentiable(xs)
+    return partial(operation.evaluate_on_host, operation.plan(xs), wanted, operation.owner(xs, wanted), keep)
 
 
 def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Counts) -> Callable[..., None]:
@@ -450,7 +451,7 @@ def _pulling(args: Sequence[Any], operation: Operation, inputs: int, counts: Cou
     groups = [slice(*span) for span in pairwise(ends)]
 
     def run(buffers: Sequence[Any], outs: Sequence[Any]) -> None:
-        cts = [buffers[group] for group in groups]
+        cts = list(map(buffers.__getitem__, groups))
         operation.pull_on_host(conversions, wanted, buffers[0], buffers[1 : 1 + inputs], cts, outs)
 
     return run

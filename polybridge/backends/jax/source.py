@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,12 +67,12 @@ class CompilingEvaluator(Evaluator):
         return Abstract(found, results.differentiable, results.structure, evaluation)
 
     def _evaluate(self, call: _Call, inputs: Sequence[Tensor], wanted: tuple[int, ...]) -> tuple[Results, Pullback]:
+        stage = self._stages.get(wanted) or self._stage(wanted)
         constants = list(inputs)
         for i in wanted:
             constants[i] = None
-        found, (differentiable, structure), pullback = self._stage(wanted).evaluate(
-            call, tuple(constants), tuple([inputs[i] for i in wanted])
-        )
+        primals = tuple(map(inputs.__getitem__, wanted))
+        found, (differentiable, structure), pullback = stage.evaluate(call, tuple(constants), primals)
         if all(differentiable):
             return Results(found, differentiable, structure), pullback
         outputs = sum(differentiable)  # which come first
@@ -80,11 +80,9 @@ class CompilingEvaluator(Evaluator):
         return Results([next(following if d else rest) for d in differentiable], differentiable, structure), pullback
 
     def _stage(self, wanted: tuple[int, ...]) -> _Stage:
-        stage = self._stages.get(wanted)
-        if stage is None:
-            stage = self._stages.setdefault(wanted, _Stage(functools.partial(self._program, wanted), self._mode))
-            while len(self._stages) > _STAGES:
-                self._stages.pop(next(iter(self._stages)), None)
+        stage = self._stages.setdefault(wanted, _Stage(functools.partial(self._program, wanted), self._mode))
+        while len(self._stages) > _STAGES:
+            self._stages.pop(next(iter(self._stages)), None)
         return stage
 
     def _program(self, wanted: tuple[int, ...], constants: Tree, primals: Tree) -> tuple[Tree, _Packed]:
@@ -94,14 +92,14 @@ class CompilingEvaluator(Evaluator):
         results = self._run(inputs)
         outputs = tuple(results.take_outputs())
         rest = tuple(x for x in results.tensors if x is not None)
-        return outputs, _Packed(rest, (), (results.differentiable, results.structure))
+        return outputs, (rest, (), (results.differentiable, results.structure))
 
 
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
     """Evaluate `fn` as it is, and return its outputs beside the pullback."""
 
     def program(constants: Tree, primals: Tree) -> tuple[Tree, _Packed]:
-        return tuple(fn(*primals)), _Packed((), (), None)
+        return tuple(fn(*primals)), ((), (), None)
 
     outputs, _, pullback = _Stage(program, _Mode(eager=True)).evaluate(_now, (), tuple(primals))
     return outputs, pullback
@@ -113,12 +111,8 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
     return mapped
 
 
-class _Packed(NamedTuple):
-    """What a function returns: arrays for its caller, arrays to keep, and what is known of them."""
-
-    handed: Tree
-    kept: Tree
-    static: Any
+_Packed = tuple[Tree, Tree, Any]
+"""What a function returns: arrays for its caller, arrays to keep, and what is known of them."""
 
 
 class _Mode:
@@ -158,40 +152,43 @@ class _Compiled:
             with jax.core.eval_context():
                 return self(*args)
         try:
-            packed = self._restored(self._jitted(*args)) or self(*args)
+            ((number, (handed, kept)),) = self._jitted(*args).items()
         except _UNTRACEABLE as error:
             packed = self._as_it_is(args)  # raises what the user's function raises by itself
             self._mode.fall_back(error)
             return packed
-        convert.own(packed.handed)
-        return packed
+        static = self._statics.get(number, _DROPPED)
+        if static is _DROPPED:
+            self.__dict__.pop("_jitted", None)
+            return self(*args)
+        convert.own(handed)
+        return handed, kept, static
 
     def later(self, *args: Tree) -> _Packed:
         """Trace it, with specs in place of arrays."""
-        return self._restored(self._jitted.eval_shape(*args)) or self.later(*args)
+        ((number, (handed, kept)),) = self._jitted.eval_shape(*args).items()
+        static = self._statics.get(number, _DROPPED)
+        if static is _DROPPED:
+            self.__dict__.pop("_jitted", None)
+            return self.later(*args)
+        return handed, kept, static
 
     def _as_it_is(self, args: Tree) -> _Packed:
         # The caller may write to its memory as soon as it has the results, while residuals are still being computed.
         packed = self._fn(*args)
-        jax.block_until_ready((packed.handed, packed.kept))
+        jax.block_until_ready(packed[:2])
         return packed
 
     def _numbered(self, packed: _Packed) -> dict[int | None, tuple[Tree, Tree]]:
-        number = None if packed.static is None else next(_numbers)
-        self._statics[number] = packed.static
+        handed, kept, static = packed
+        number = None if static is None else next(_numbers)
+        self._statics[number] = static
         while len(self._statics) > _TRACES + 1:
             self._statics.pop(list(self._statics)[1], None)  # after None
-        return {number: (packed.handed, packed.kept)}
-
-    def _restored(self, found: dict[int | None, tuple[Tree, Tree]]) -> _Packed | None:
-        """Return what was evaluated; None if it was traced too long ago, and has to be traced anew."""
-        ((number, arrays),) = found.items()
-        if number in self._statics:
-            return _Packed(*arrays, self._statics[number])
-        self.__dict__.pop("_jitted", None)
-        return None
+        return {number: (handed, kept)}
 
 
+_DROPPED = object()  # what is static of a trace that was made too long ago; it has to be traced anew
 _numbers = itertools.count()
 _Call = Callable[..., _Packed]
 _now, _later = _Compiled.__call__, _Compiled.later
@@ -217,22 +214,21 @@ class _Stage:
 
     def evaluate(self, call: _Call, constants: Tree, primals: Tree) -> tuple[list[Tensor | None], Any, Pullback]:
         """Return the outputs, followed by what is returned besides; what is static of that; and the pullback."""
-        packed = call(self._forward, constants, primals)
-        pullback = _StagePullback(self, call, packed.static, constants, primals, packed.kept)
-        return list(packed.handed), packed.static.rest, pullback
+        handed, kept, trace = call(self._forward, constants, primals)
+        return list(handed), trace.rest, _StagePullback(self, call, trace, constants, primals, kept)
 
     def _with_residuals(self, constants: Tree, primals: Tree) -> _Packed:
-        outputs, pull, besides = jax.vjp(functools.partial(self._fn, constants), primals, has_aux=True)
+        outputs, pull, (rest, _, static) = jax.vjp(functools.partial(self._fn, constants), primals, has_aux=True)
         leaves, treedef = jax.tree.flatten(pull)
         given = {id(x): i for i, x in enumerate(jax.tree.leaves((constants, primals)))}
         places = [given.get(id(leaf)) for leaf in leaves]
         kept = tuple(leaf for leaf, place in zip(leaves, places, strict=True) if place is None)
-        return _Packed((*outputs, *besides.handed), kept, _Trace(treedef, places, outputs, besides.static, self._mode))
+        return (*outputs, *rest), kept, _Trace(treedef, places, outputs, static, self._mode)
 
     def _pulled(self, constants: Tree, inputs: Tree) -> tuple[Tree, _Packed]:
         primals, cts = inputs
         outputs, pull, _ = jax.vjp(functools.partial(self._fn, constants), primals, has_aux=True)
-        return _pull(pull, _specs(outputs), cts), _Packed((), (), None)
+        return _pull(pull, _specs(outputs), cts), ((), (), None)
 
 
 class _Trace:
@@ -253,7 +249,7 @@ class _Trace:
     def _pull(self, constants: Tree, primals: Tree, kept: Tree, cts: Tree) -> _Packed:
         given, own = jax.tree.leaves((constants, primals)), iter(kept)
         residuals = [next(own) if place is None else given[place] for place in self._places]
-        return _Packed(_pull(jax.tree.unflatten(self._treedef, residuals), self.outputs, cts), (), None)
+        return _pull(jax.tree.unflatten(self._treedef, residuals), self.outputs, cts), (), None
 
 
 class _StagePullback(Pullback):
@@ -266,8 +262,10 @@ class _StagePullback(Pullback):
 
     def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Pull back, compiled."""
-        with self._precision():
-            return list(self._call(self._trace.pull, self._constants, self._primals, self._kept, tuple(cts)).handed)
+        if convert.narrows() != self._narrow:
+            with self._precision():
+                return self(cts)
+        return list(self._call(self._trace.pull, self._constants, self._primals, self._kept, tuple(cts))[0])
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
         """Evaluate the derivative's stage."""
@@ -278,7 +276,7 @@ class _StagePullback(Pullback):
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of the forward, as far as the residuals depend on it."""
-        return _PLAIN if convert.narrows() == self._narrow else jax.enable_x64(not self._narrow)
+        return jax.enable_x64(not self._narrow)
 
 
 def _specs(outputs: Tree) -> Tree:
@@ -384,4 +382,3 @@ _STATE = {
     "jax_debug_infs": jax.debug_infs,
     "jax_disable_jit": jax.disable_jit,
 }
-_PLAIN = contextlib.nullcontext()

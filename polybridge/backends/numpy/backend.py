@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from polybridge.backends.numpy import convert, native, source
-from polybridge.backends.numpy.convert import Array
-from polybridge.core.backend import Backend, Pullback
-from polybridge.core.relay import FunctionRelay, Outcome
-from polybridge.core.specs import TensorSpec
+from polybridge.core.backend import Backend
 
 
 class NumPyBackend(Backend):
@@ -24,46 +18,15 @@ class NumPyBackend(Backend):
     writes = True
     derivatives = False
 
-    def is_tensor(self, value: Any) -> bool:
-        """Whether it is an array or a NumPy scalar."""
-        return convert.is_tensor(value)
-
-    def to_numpy(self, tensor: Array) -> Array:
-        """Return the array itself, of a scalar one of no dimensions."""
-        return convert.dense(tensor)
-
-    def from_numpy(self, array: Array) -> Array:
-        """Return a copy."""
-        return convert.from_numpy(array)
-
-    def vjp(self, fn: Callable[..., Sequence[Array]], primals: Sequence[Array]) -> tuple[Sequence[Array], Pullback]:
-        """Evaluate; the pullback says that there is none."""
-        return source.vjp(fn, primals)
-
-    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
-        """Return a function of arrays."""
-        return native.wrap_as_native(relay)
-
-    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Add `vjp`, `jvp`, `grad`, `value_and_grad` and `hessian`."""
-        return native.decorate(function)
-
-    def spec(self, tensor: Array) -> TensorSpec:
-        """Return shape and dtype."""
-        return convert.spec(tensor)
-
-    def adopt(self, array: Array) -> Array | None:
-        """Return the array itself."""
-        return convert.adopt(array)
-
-    def reference(self, tensor: Array) -> Array:
-        """Return a view."""
-        return convert.reference(tensor)
-
-    def owns(self, tensor: Array) -> bool:
-        """Whether nothing else refers to what it is a view of."""
-        return convert.owns(tensor)
-
-    def dense(self, tensor: Array) -> Array:
-        """Return a plain array."""
-        return convert.dense(tensor)
+    is_tensor = staticmethod(convert.is_tensor)
+    to_numpy = staticmethod(convert.dense)
+    from_numpy = staticmethod(convert.from_numpy)
+    vjp = staticmethod(source.vjp)
+    wrap_as_native = staticmethod(native.wrap_as_native)
+    decorate = staticmethod(native.decorate)
+    spec = staticmethod(convert.spec)
+    dtype_name = staticmethod(convert.dtype_name)
+    adopt = staticmethod(convert.adopt)
+    reference = staticmethod(convert.reference)
+    owns = staticmethod(convert.owns)
+    dense = staticmethod(convert.dense)

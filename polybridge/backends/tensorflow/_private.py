@@ -74,6 +74,20 @@ def is_taped() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Let tapes that are opened here record what happens here.
+
+    A forward accumulator differentiates a gradient function by a tape of its own; while it does, no other tape records
+    (TensorFlow 2.21); this is how TensorFlow's own functions get out of it.
+    """
+    pywrap_tfe.TFE_Py_ForwardAccumulatorPushState()
+    try:
+        yield
+    finally:
+        pywrap_tfe.TFE_Py_ForwardAccumulatorPopState()
+
+
 def in_xla_context() -> bool:
     """Whether the graph being built is inside `tf.function(jit_compile=True)`; the public API does not tell."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))

@@ -240,9 +240,16 @@ def eagerly() -> contextlib.AbstractContextManager[None]:
     return _PLAIN if tf.executing_eagerly() or _thread.planning else tf.__internal__.eager_context.eager_mode()
 
 
-def _executing() -> contextlib.AbstractContextManager[None]:
-    """Run eagerly; inside a callback of a running graph every `tf.function` too."""
-    return callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
+def _executing() -> contextlib.AbstractContextManager[Any]:
+    """Run eagerly, apart from who records around it; inside a callback of a running graph every `tf.function` too."""
+    running = callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
+    return _apart(running) if _private.is_taped() else running
+
+
+@contextlib.contextmanager
+def _apart(running: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    with running, _private.apart():
+        yield
 
 
 _PLAIN = contextlib.nullcontext()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
 
 from polybridge.backends.torch import compiled, convert, native, source
-from polybridge.core.backend import Backend, Context, Pullback, Rows
+from polybridge.core.backend import Backend, Rows
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
-from polybridge.core.relay import FunctionRelay, Outcome
-from polybridge.core.specs import TensorSpec
 
 Tensor = torch.Tensor
 
@@ -29,95 +27,48 @@ class TorchBackend(Backend):
     takes_rows = False
     dlpack = True
 
+    to_numpy = staticmethod(convert.to_numpy)
+    from_numpy = staticmethod(convert.from_numpy)
+    vjp = staticmethod(source.vjp)
+    wrap_as_native = staticmethod(native.wrap_as_native)
+    decorate = staticmethod(compiled.decorate)
+    spec = staticmethod(convert.spec)
+    dtype_name = staticmethod(convert.dtype_name)
+    is_differentiable = staticmethod(convert.is_differentiable)
+    dense = staticmethod(convert.dense)
+    to_dlpack = staticmethod(convert.to_dlpack)
+    from_dlpack = staticmethod(convert.from_dlpack)
+    adopt = staticmethod(convert.adopt)
+    copy = staticmethod(convert.copy)
+    owns = staticmethod(convert.owns)
+    reference = staticmethod(convert.reference)
+    is_refused_write = staticmethod(source.is_refused_write)
+    version = staticmethod(attrgetter("_version"))
+    same = staticmethod(convert.same)
+    vmap = staticmethod(source.vmap)
+    run = staticmethod(source.run)
+    differentiating = staticmethod(torch.is_grad_enabled)
+    randomness = staticmethod(source.randomness)
+    without_randomness = staticmethod(source.without_randomness)
+    state = staticmethod(source.state)
+    placeholders = staticmethod(source.placeholders)
+
     def is_tensor(self, value: Any) -> bool:
         """Whether it is a tensor or a parameter."""
         return isinstance(value, Tensor)
-
-    def to_numpy(self, tensor: Tensor) -> np.ndarray[Any, Any]:
-        """Return a view of the values."""
-        return convert.to_numpy(tensor)
-
-    def from_numpy(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """Return a copy of the values."""
-        return convert.from_numpy(array)
-
-    def vjp(self, fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[Sequence[Tensor], Pullback]:
-        """Evaluate under autograd."""
-        return source.vjp(fn, primals)
-
-    def wrap_as_native(self, relay: FunctionRelay) -> Callable[..., Outcome]:
-        """Return an autograd function."""
-        return native.wrap_as_native(relay)
-
-    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Give the compiler a branch of its own."""
-        return compiled.decorate(function)
-
-    def spec(self, tensor: Tensor) -> TensorSpec:
-        """Return shape and dtype."""
-        return convert.spec(tensor)
-
-    def dtype_name(self, tensor: Tensor) -> str:
-        """Return the name of the dtype."""
-        return convert.dtype_name(tensor)
-
-    def is_differentiable(self, tensor: Tensor) -> bool:
-        """Whether it is floating or complex."""
-        return convert.is_differentiable(tensor)
-
-    def dense(self, tensor: Tensor) -> Tensor:
-        """Return a row-major tensor without lazy bits."""
-        return convert.dense(tensor)
 
     def check_detached(self, tensor: Tensor) -> None:
         """Refuse a tensor with a history."""
         if tensor.grad_fn is not None and torch.is_grad_enabled():
             raise UnsupportedTensorError("a tensor with gradient history, which would be lost; call .detach() first")
 
-    def to_dlpack(self, tensor: Tensor) -> Any:
-        """Return a capsule."""
-        return convert.to_dlpack(tensor)
-
     def from_rows(self, rows: Rows) -> torch.Tensor:
         """Return a sparse tensor in coordinate format."""
         return torch.sparse_coo_tensor(rows.indices[None], rows.values, rows.shape, check_invariants=False)
 
-    def from_dlpack(self, capsule: Any) -> Tensor:
-        """Return a tensor on a capsule's memory."""
-        tensor: Tensor = convert.from_dlpack(capsule)
-        return tensor
-
-    def adopt(self, array: np.ndarray[Any, Any]) -> Tensor | None:
-        """Return a tensor on an array's memory."""
-        return convert.adopt(array)
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        """Return a differentiable copy."""
-        return convert.copy(tensor)
-
-    def owns(self, tensor: Tensor) -> bool:
-        """Whether the storage has one user."""
-        return convert.owns(tensor)
-
-    def reference(self, tensor: Tensor) -> Tensor:
-        """Return another tensor on the same storage."""
-        return tensor.detach()
-
-    def version(self, tensor: Tensor) -> int:
-        """Return the version counter."""
-        return tensor._version
-
-    def is_refused_write(self, error: Exception) -> bool:
-        """Whether autograd has refused it."""
-        return source.is_refused_write(error)
-
     def lasts(self, tensor: Tensor) -> bool:
         """Whether it is a parameter."""
         return isinstance(tensor, torch.nn.Parameter)
-
-    def same(self, a: Tensor, b: Tensor) -> bool:
-        """Compare bytes."""
-        return convert.same(a, b)
 
     def select(self, tensor: Tensor, axis: int, index: int) -> Tensor:
         """Return a view of an example."""
@@ -127,30 +78,6 @@ class TorchBackend(Backend):
         """Return the examples along a new axis."""
         return torch.stack(list(tensors), axis)
 
-    def vmap(self, fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
-        """Return `torch.vmap` of it."""
-        return source.vmap(fn, axes)
-
     def evaluator(self, run: Callable[..., Results], run_on_copies: Callable[..., Results]) -> Evaluator:
         """Return an evaluator that records."""
         return source.RecordingEvaluator(self, run, run_on_copies)
-
-    def run(self, fn: Callable[[], Any]) -> Any:
-        """Call `fn()`, outside of inference mode: its tensors do not count writes."""
-        return source.run(fn)
-
-    def differentiating(self) -> bool:
-        """Whether gradients are on."""
-        return torch.is_grad_enabled()
-
-    def randomness(self) -> Context:
-        """Capture the generators of all devices."""
-        return source.randomness()
-
-    def state(self) -> Context:
-        """Capture grad mode, autocast and the default device."""
-        return source.state()
-
-    def placeholders(self, specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
-        """Return fake tensors."""
-        return source.placeholders(specs)

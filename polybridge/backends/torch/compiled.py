@@ -22,9 +22,9 @@ from polybridge.backends.torch import convert, symbolic
 from polybridge.core import orders, residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import BatchedRelay
-from polybridge.core.errors import CompilationError, PromisedShapeError
-from polybridge.core.relay import FunctionRelay
-from polybridge.core.specs import TensorSpec
+from polybridge.core.errors import CompilationError, PromisedShapeError, ResidualError
+from polybridge.core.exchange import Exchange
+from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
 
@@ -126,33 +126,23 @@ class _Entry:
     def __init__(self, relay: FunctionRelay | BatchedRelay) -> None:
         self.relay = relay
         self.plans: dict[Any, symbolic.Plan] = {}
-        self.promised: dict[int, list[TensorSpec]] = {}  # by place
 
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
-        found = self.plans.get(symbolic.key(xs))
+        narrows = self.relay.exchange.source.narrows()
+        found = self.plans.get((narrows, *symbolic.key(xs)))
         if found is None:
             found = symbolic.plan(self.relay, xs)
-            self.plans[symbolic.key(xs)] = found  # under another key where symbols have become numbers
+            self.plans[narrows, *symbolic.key(xs)] = found  # under another key where symbols have become numbers
         return found
 
-    def place(self, plan: symbolic.Plan) -> int:
-        """Return a number for a call in a graph, which is promised what a plan says."""
-        place = next(_places)
-        self.promised[place] = plan.abstract.specs
-        return place
-
-    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
-        """Return results that keep what was promised, and share no memory with an input, as `copy=False` lets them.
-
-        Raises:
-            PromisedShapeError: they do not; a compiled graph would read their memory as what it was promised.
-        """
-        specs, promised = list(map(convert.spec, leaves)), self.promised.get(place)
-        if promised is not None and not _admitted(specs, promised):
-            raise PromisedShapeError.differs(self.relay.call, "the result", _text(specs), _text(promised))
-        found = symbolic.sizes(leaves)
-        if len(found) != len(sizes) or any(p not in (n, -1) for n, p in zip(found, sizes, strict=True)):
-            raise PromisedShapeError.differs(self.relay.call, "the result", f"sizes {found}", f"sizes {list(sizes)}")
+    def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], kinds: str, sizes: Sequence[int]) -> list[Tensor]:
+        """Return results that keep what was promised, and share no memory with an input, as `copy=False` lets them."""
+        if [(y.dtype, y.dim()) for y in leaves] != _kinds(kinds):
+            found = " ".join(f"{convert.dtype_name(y)}/{y.dim()}" for y in leaves)
+            raise PromisedShapeError.differs(self.relay.call, "the result", f"dtypes/ranks {found}", kinds)
+        given = symbolic.sizes(leaves)
+        if any(p not in (n, -1) for n, p in zip(given, sizes, strict=True)):
+            raise PromisedShapeError.differs(self.relay.call, "the result", f"sizes {given}", f"sizes {list(sizes)}")
         inputs = {x.untyped_storage().data_ptr() for x in xs}
         return [y.clone() if y.untyped_storage().data_ptr() in inputs else y for y in leaves]
 
@@ -165,14 +155,6 @@ class _Entry:
             for i, c in zip(candidates, connected or (True,) * len(candidates), strict=True)
             if c and xs[i].requires_grad
         ]
-
-
-def _admitted(found: Sequence[TensorSpec], promised: Sequence[TensorSpec]) -> bool:
-    return len(found) == len(promised) and all(map(TensorSpec.admits, promised, found))
-
-
-def _text(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(map(str, specs))
 
 
 def is_traced(xs: Sequence[Tensor]) -> bool:
@@ -217,14 +199,14 @@ def call(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor]) -> list[Tens
     """Evaluate a relay in a trace; autograd follows."""
     name = name_of(relay)
     plan = _entries[name].plan(xs)
-    return torch.ops.polybridge.call.default(name, list(xs), plan.sizes(xs), _entries[name].place(plan))
+    return torch.ops.polybridge.call.default(name, list(xs), plan.kinds, plan.sizes(xs), next(_places))
 
 
 def vjp(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Evaluate a relay in a trace, and return the token of its residual after the results."""
     name = name_of(relay)
     plan = _entries[name].plan(xs)
-    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), plan.sizes(xs), _entries[name].place(plan))
+    return torch.ops.polybridge.vjp.default(name, list(xs), list(wanted), plan.kinds, plan.sizes(xs), next(_places))
 
 
 def pull(counts: Sequence[int], token: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
@@ -244,17 +226,65 @@ def _entry(function: str) -> _Entry:
     return entry
 
 
-def _call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+@functools.cache
+def _kinds(kinds: str) -> list[tuple[torch.dtype, int]]:
+    return [(convert.torch_dtype(name), int(rank)) for name, _, rank in (kind.partition("/") for kind in kinds.split())]
+
+
+def _call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
     with _as_called():
         entry = _entry(function)
-        return entry.checked(entry.relay(xs).leaves, xs, sizes, place)
+        return entry.checked(entry.relay(xs).leaves, xs, kinds, sizes)
 
 
-def _vjp(function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int) -> list[Tensor]:
+def _vjp(
+    function: str, xs: Sequence[Tensor], wanted: Sequence[int], kinds: str, sizes: Sequence[int], place: int
+) -> list[Tensor]:
+    entry = _entry(function)
+    lent, weights = _lent(xs, entry.relay.exchange)
     with _as_called(), torch.enable_grad():
-        entry = _entry(function)
-        outcome, back = entry.relay.vjp(xs, wanted)
-        return [*entry.checked(outcome.leaves, xs, sizes, place), torch.from_numpy(residuals.keep(back))]
+        outcome, back = entry.relay.vjp(lent, wanted)
+        leaves = entry.checked(outcome.leaves, xs, kinds, sizes)
+        return [*leaves, torch.from_numpy(residuals.keep(_Watched(back, weights) if weights else back))]
+
+
+def _lent(xs: Sequence[Tensor], exchange: Exchange) -> tuple[Sequence[Tensor | None], list[Tensor]]:
+    """Return what a residual may share memory with until the backward: copies, and weights, which are to be watched.
+
+    The compiler lets what comes later in the graph write to the memory of what it has computed and reads no more (it
+    may compute it again for the backward). Of the caller's tensors it watches those that it has saved itself.
+    """
+    if not exchange.by_dlpack and exchange.copy is not False:
+        return xs, []  # NumPy's are copies
+    weights = [x if isinstance(x, torch.nn.Parameter) and not x.is_inference() else None for x in xs]
+    rest = exchange.copies([x if w is None else None for x, w in zip(xs, weights, strict=True)])
+    lent = [w if x is None else x for x, w in zip(rest, weights, strict=True)]
+    return lent, [w for w in weights if w is not None]
+
+
+class _Watched(Relay):
+    """A residual that shares memory with weights."""
+
+    def __init__(self, back: Relay, weights: Sequence[Tensor]) -> None:
+        self.exchange, self.call = back.exchange, back.call
+        self._back, self._versions = back, [(weight, weight._version) for weight in weights]
+
+    def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
+        return self._unchanged()(xs)
+
+    def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
+        return self._unchanged().vjp(xs, wanted)
+
+    def rows(self, xs: Sequence[Tensor | None]) -> Outcome:
+        return self._unchanged().rows(xs)
+
+    def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        return self._unchanged().push(tangents)
+
+    def _unchanged(self) -> Relay:
+        if any(weight._version != version for weight, version in self._versions):
+            raise ResidualError.written(self.call)
+        return self._back
 
 
 def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
@@ -277,21 +307,21 @@ def _as_called() -> Any:
 # What they promise while a graph is traced.
 
 
-def _promised_call(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+def _promised_call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
     return _entry(function).plan(xs).empty(sizes)
 
 
 def _promised_vjp(
-    function: str, xs: Sequence[Tensor], wanted: Sequence[int], sizes: Sequence[int], place: int
+    function: str, xs: Sequence[Tensor], wanted: Sequence[int], kinds: str, sizes: Sequence[int], place: int
 ) -> list[Tensor]:
-    return [*_promised_call(function, xs, sizes, place), torch.empty(1, dtype=torch.int64)]
+    return [*_promised_call(function, xs, kinds, sizes, place), torch.empty(1, dtype=torch.int64)]
 
 
 def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     return [torch.empty_like(v, memory_format=torch.contiguous_format) for v in values[: len(values) - counts[-1]]]
 
 
-def _followed(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: int) -> list[Tensor]:
+def _followed(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
     """Call so that autograd follows."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         from polybridge.backends.torch import transforms  # which imports this module
@@ -299,13 +329,17 @@ def _followed(function: str, xs: Sequence[Tensor], sizes: Sequence[int], place: 
         entry = _entry(function)
         return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.polybridge.call.default(function, xs, sizes, place)
+        return torch.ops.polybridge.call.default(function, xs, kinds, sizes, place)
 
 
 _library = torch.library.Library("polybridge", "DEF")
 for _signature, _run, _promised in (
-    ("call(str function, Tensor[] xs, SymInt[] sizes, int place) -> Tensor[]", _call, _promised_call),
-    ("vjp(str function, Tensor[] xs, int[] wanted, SymInt[] sizes, int place) -> Tensor[]", _vjp, _promised_vjp),
+    ("call(str function, Tensor[] xs, str kinds, SymInt[] sizes, int place) -> Tensor[]", _call, _promised_call),
+    (
+        "vjp(str function, Tensor[] xs, int[] wanted, str kinds, SymInt[] sizes, int place) -> Tensor[]",
+        _vjp,
+        _promised_vjp,
+    ),
     ("pull(Tensor token, Tensor[] values, int[] counts) -> Tensor[]", _pull, _promised_pull),
 ):
     _library.define(_signature, tags=torch.Tag.pt2_compliant_tag)

@@ -8,13 +8,15 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import torch
+from torch._C import _from_dlpack  # private, see `from_dlpack`
 from torch._subclasses.fake_tensor import FakeTensor  # private, as in source.py
-from torch.utils.dlpack import from_dlpack as from_dlpack  # re-exported: a capsule in, a tensor out
 from torch.utils.dlpack import to_dlpack as _to_dlpack
 
 from polybridge.core.errors import UnsupportedTensorError
-from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
+from polybridge.core.specs import BFLOAT16, DIFFERENTIABLE, SUPPORTED, TensorSpec
 
+_STRIDED = torch.strided
+_COMMON = (torch.Tensor, torch.nn.Parameter)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
@@ -65,16 +67,27 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a row-major tensor without lazy conjugation or negation, the same object where it is one.
 
     Raises:
-        UnsupportedTensorError: as `dtype_name`, and fake tensors.
+        UnsupportedTensorError: as `dtype_name`, and fake tensors and others without memory, such as masked ones.
     """
+    if (
+        type(tensor) in _COMMON
+        and tensor.layout is _STRIDED
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_meta or tensor.is_nested)
+        and tensor.dtype in _NAMES
+    ):
+        return tensor
     dtype_name(tensor)
     if type(tensor) is FakeTensor:
         raise UnsupportedTensorError(
             "a fake tensor, which has no values; the function has kept it from a run that traced it into a graph (with "
             "`output_specs=` given to `polybridge.wrap`, tracing does not run the function)"
         )
-    if type(tensor) not in _PLAIN and _is_awaited(tensor):
-        return dense(cast(Any, tensor.detach()).wait())
+    if type(tensor) not in _PLAIN:
+        if _is_awaited(tensor):
+            return dense(cast(Any, tensor.detach()).wait())
+        if tensor.numel() and not tensor.data_ptr():
+            raise UnsupportedTensorError(f"a {type(tensor).__name__}, which has no memory of its own; unwrap it")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
@@ -110,7 +123,10 @@ def are_freed(before: Sequence[tuple[int, int] | None], tensors: Sequence[torch.
 
 
 def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _group is not None and _group.WORLD is not None  # what `is_initialized` asks, without four calls
+
+
+_group = torch.distributed.group if torch.distributed.is_available() else None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,6 +148,12 @@ def spread_like(value: torch.Tensor, parameter: Any) -> torch.Tensor:
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Return a capsule on the memory of a dense tensor."""
     return _to_dlpack(tensor.detach())  # a tensor of its own, so that `owns` sees the capsule
+
+
+def from_dlpack(capsule: Any) -> torch.Tensor:
+    """Return a tensor on the memory of a capsule."""
+    tensor: torch.Tensor = _from_dlpack(capsule)  # private: the public one takes objects too, and asks first (2.13)
+    return tensor
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -161,6 +183,11 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def reference(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor on the same storage."""
+    return tensor.detach()
+
+
 def owns(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, saved residual or exported capsule refers to the storage, and torch allocated it."""
     storage = tensor.untyped_storage()
@@ -175,7 +202,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _of(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
+    if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import compress
 from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
+from torch import is_grad_enabled
+from torch._C import _are_functorch_transforms_active as _are_transforms_active  # private, see `_elsewhere`
+from torch._C import _is_tracing  # private: `torch.jit.is_tracing` takes five times as long (torch 2.13)
+from torch._C import _len_torch_dispatch_stack as _open_modes  # private, see `_elsewhere`
 from torch._C._autograd import _top_saved_tensors_default_hooks  # private: no public call shows them (torch 2.13)
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, see `_pull_batch`
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor  # private, as in transforms.py
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # private, see `_elsewhere`
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # private, as in source.py
+from torch.autograd import forward_ad
 
-from polybridge.backends.torch import compiled, convert, transforms
-from polybridge.backends.torch.source import fake_mode
+from polybridge.backends.torch import compiled, convert, legacy, transforms
+from polybridge.backends.torch.source import fake_mode, note_draw
 from polybridge.core import residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import spread
-from polybridge.core.errors import NotDifferentiableError, ResidualError
+from polybridge.core.errors import CompilationError, NotDifferentiableError, ResidualError
 from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
@@ -26,24 +34,55 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     """Return a function of torch tensors that evaluates the relay and that autograd follows."""
 
     def native(*xs: Tensor) -> Outcome:
-        mode = fake_mode()
-        if mode is not None or not xs or compiled.is_traced(xs):
-            is_transformed = transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs))
-            if compiled.is_tracing(mode, xs):
-                return transforms.crossing(relay, xs) if is_transformed else traced(relay, xs)
-            mode = mode or next((x.fake_mode for x in xs if type(x) is FakeTensor), None)
-            if mode is not None:
-                return _abstract(relay, xs, mode)
-        if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
-            return transforms.crossing(relay, xs)
-        grad = torch.is_grad_enabled()
-        if grad and any(x.requires_grad for x in xs):
-            return crossing(relay, xs)
-        if grad and not relay.told:  # one differentiated run, to see whether weights that the function holds are lost
-            return relay.vjp(xs, ())[0]
+        if (
+            _open_modes()
+            or forward_ad._current_level >= 0
+            or _are_transforms_active()
+            or _is_tracing()
+            or not _PLAIN.issuperset(map(type, xs))
+            or any(map(is_functorch_wrapped_tensor, xs))
+        ):
+            outcome = _elsewhere(relay, xs)
+            if outcome is not None:
+                return outcome
+            if _are_transforms_active():  # on other tensors
+                with temporarily_clear_interpreter_stack():
+                    return native(*xs)
+        if is_grad_enabled():
+            wanted = [i for i, x in enumerate(xs) if x.requires_grad]
+            if wanted:
+                return _recorded(relay, xs, wanted)
+            if not relay.told:  # one differentiated run, to see whether weights that the function holds are lost
+                return relay.vjp(xs, ())[0]
         return relay(xs)
 
     return native
+
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def _elsewhere(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome | None:
+    """Evaluate in a graph that is being traced, under a transform, or on fake tensors; None where it is none of these.
+
+    Private: nothing public shows modes, transforms or levels of forward mode that are open (torch 2.13).
+
+    Raises:
+        CompilationError: in a trace of TorchScript.
+    """
+    if _is_tracing():
+        raise CompilationError.in_torchscript(relay.call)
+    mode = fake_mode()
+    if mode is not None or not xs or compiled.is_traced(xs):
+        is_transformed = transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs))
+        if compiled.is_tracing(mode, xs):
+            return transforms.crossing(relay, xs) if is_transformed else traced(relay, xs)
+        mode = mode or next((x.fake_mode for x in xs if type(x) is FakeTensor), None)
+        if mode is not None:
+            return _abstract(relay, xs, mode)
+    if transforms.is_forward_mode() or any(map(is_functorch_wrapped_tensor, xs)):
+        return transforms.crossing(relay, xs)
+    return None
 
 
 def traced(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
@@ -54,25 +93,25 @@ def traced(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
 
 def crossing(relay: Relay, xs: Sequence[Tensor | None]) -> Outcome:
     """Evaluate a relay at inputs of which some require gradients, and record it."""
-    run = _Run(relay)
-    leaves = _Crossing.apply(run, *xs)  # type: ignore[no-untyped-call]
-    assert run.outcome is not None
-    run.outcome.leaves = list(leaves)
-    return run.outcome
+    return _recorded(relay, xs, [i for i, x in enumerate(xs) if x is not None and x.requires_grad])
 
 
-class _Run:
-    """What goes into one evaluation, and comes out of it, beside tensors."""
+def _recorded(relay: Relay, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> Outcome:
+    hooks = _top_saved_tensors_default_hooks(False)
+    # Hooks switch the check of versions off.
+    lent = xs if hooks is None or _is_of_checkpoint(hooks) else relay.exchange.copies(xs)
+    outcome, back = relay.vjp(lent, wanted)
+    leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
+    outcome.leaves = list(_record(back, wanted, outcome.differentiable, leaves, *xs))
+    return outcome
 
-    __slots__ = ("outcome", "relay")
 
-    def __init__(self, relay: Relay) -> None:
-        self.relay = relay
-        self.outcome: Outcome | None = None
+def _is_of_checkpoint(hooks: tuple[Callable[..., Any], ...]) -> bool:
+    return hooks[0].__module__ == torch.utils.checkpoint.__name__
 
 
 class _Crossing(torch.autograd.Function):
-    """One evaluation in torch's graph.
+    """One evaluation in torch's graph, which has been made already.
 
     The relay's residuals hang on a token tensor that is saved with the inputs: torch drops both when it frees the
     graph's buffers, and checks the inputs' version counters when backward unpacks them. Saved-tensor hooks lose what
@@ -82,63 +121,69 @@ class _Crossing(torch.autograd.Function):
 
     # Without `setup_context`, for which torch binds the signature of `forward` at every call (20 us in 2.13).
     @staticmethod
-    def forward(ctx: Any, run: _Run, *xs: Tensor | None) -> tuple[Tensor | None, ...]:
-        wanted = [i for i, x in enumerate(xs) if x is not None and x.requires_grad]
-        with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
-            outcome, back = run.relay.vjp(xs, wanted)
+    def forward(
+        ctx: Any,
+        back: Relay,
+        wanted: Sequence[int],
+        differentiable: Sequence[bool],
+        leaves: list[Tensor | None],
+        *xs: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
         hooks = _top_saved_tensors_default_hooks(False)
         if hooks is None:
             token = torch.empty(0)
             token.polybridge_back = back
+            ctx.places = convert.places(xs)
         else:
             token = torch.from_numpy(residuals.keep(back))
-            ctx.back = None if hooks[0].__module__ == torch.utils.checkpoint.__name__ else back
-        leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
-        run.outcome = outcome
-        ctx.places = convert.places(xs) if hooks is None else []
-        ctx.wanted, ctx.differentiable, ctx.count = wanted, outcome.differentiable, len(xs)
+            ctx.back = None if _is_of_checkpoint(hooks) else back
+            ctx.places = None
+        ctx.known = wanted, differentiable, len(xs)
         ctx.save_for_backward(*xs, token)
         ctx.set_materialize_grads(False)
-        if not all(outcome.differentiable):
+        if not all(differentiable):
             ctx.mark_non_differentiable(
-                *(y for y, d in zip(leaves, outcome.differentiable, strict=True) if y is not None and not d)
+                *(y for y, d in zip(leaves, differentiable, strict=True) if y is not None and not d)
             )
         return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         *xs, token = ctx.saved_tensors
-        if convert.are_freed(ctx.places, xs):
+        if ctx.places and convert.are_freed(ctx.places, xs):
             raise ResidualError.freed()
-        inputs = [xs[i] for i in ctx.wanted] + [ct for ct, d in zip(cts, ctx.differentiable, strict=True) if d]
-        pull = _pull_batch if any([x is not None and is_legacy_batchedtensor(x) for x in inputs]) else _pull
+        wanted, differentiable, count = ctx.known
+        inputs = [*map(xs.__getitem__, wanted), *compress(cts, differentiable)]
         back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
-        return (None, *spread(pull(back, inputs), ctx.wanted, ctx.count))
+        for x in inputs:
+            if x is not None and (is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)):
+                # Private: nothing public has the shapes and dtypes of a node's results (torch 2.13).
+                outputs = list(compress(ctx._input_metadata, differentiable))
+                return (None, None, None, None, *spread(_pull_wrapped(back, inputs, outputs), wanted, count))
+        return (None, None, None, None, *spread(_pull(back, inputs), wanted, count))
+
+
+# Private: `_Crossing.apply` without its look for transforms, which has been had: 5 us of 80 (torch 2.13).
+_record: Callable[..., Any] = super(torch.autograd.Function, _Crossing).apply
 
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    followed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    if _are_transforms_active():  # on other tensors
+        with temporarily_clear_interpreter_stack():
+            return _pull(back, inputs)
+    followed = is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return (crossing(back, inputs) if followed else back.rows(inputs)).leaves
 
 
-def _pull_batch(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Pull each cotangent of a batch back by itself: `torch.autograd.grad(..., is_grads_batched=True)`.
-
-    Private: torch hands such a batch over as one wrapped tensor, and has no public way to open it (torch 2.13).
-    """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    opened = {
-        i: torch._remove_batch_dim(x, level, 1, 0)
-        for i, x in enumerate(inputs)
-        if x is not None and is_legacy_batchedtensor(x)
-    }
-    size = next(iter(opened.values())).shape[0]
-    rows = [_pull(back, [opened[i][row] if i in opened else x for i, x in enumerate(inputs)]) for row in range(size)]
-    return [
-        None if any(x is None for x in column) else torch._add_batch_dim(torch.stack(column), 0, level)
-        for column in zip(*rows, strict=True)
+def _pull_wrapped(back: Relay, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Tensor | None]:
+    """Pull back what a transform around the backward has wrapped; outputs have `shape` and `dtype`."""
+    if legacy.is_batch(inputs):
+        return legacy.by_rows(partial(_pull, back), inputs)
+    count = len(inputs) - len(outputs)
+    cts = [
+        torch.zeros(y.shape, dtype=y.dtype) if ct is None else ct for ct, y in zip(inputs[count:], outputs, strict=True)
     ]
+    return transforms.pulled(back, inputs[:count], cts)
 
 
 def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTensorMode) -> Outcome:
@@ -149,6 +194,8 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTenso
         wanted = [i for i, spec in enumerate(specs) if spec.differentiable]
         plan = relay.abstract(specs, wanted)
         connected = _connected(plan, len(wanted))
+    if plan.draws:
+        note_draw()
     with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
         influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
         leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTe
 from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
 from polybridge.backends.torch.convert import torch_dtype
-from polybridge.core.backend import Context, Pullback, Rows
+from polybridge.core.abstract import Abstract
+from polybridge.core.backend import NOTHING, Context, Pullback, Rows, spread
 from polybridge.core.closures import draws_alike, reachable
+from polybridge.core.errors import ResidualError
 from polybridge.core.evaluator import Evaluator, Run
 from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
@@ -53,16 +55,31 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
 class RecordingEvaluator(Evaluator):
     """Records a program as `vjp` does a function; what it is lent has no history, so that it is never nested."""
 
+    def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
+        """Return the plan of an evaluation, which tells whether the program has drawn random numbers."""
+        around, _traced.draws = _traced.draws, False
+        try:
+            plan = super().abstract(specs, wanted)
+            plan.draws = _traced.draws
+            return plan
+        finally:
+            _traced.draws = _traced.draws or around
+
     def _vjp(self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Run) -> tuple[Results, Pullback]:
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            with _recording():
+                return self._vjp(inputs, wanted, run)
         recorded = list(inputs)
-        with _recording():
-            for i in wanted:
-                recorded[i] = inputs[i].detach().requires_grad_()
-            results = run(recorded)
-            outputs = results.take_outputs()
-            edges = _edges(outputs)
-        results.put_outputs([y.detach() for y in outputs])
-        return results, GraphPullback([recorded[i] for i in wanted], edges)
+        for i in wanted:
+            recorded[i] = inputs[i].detach().requires_grad_()
+        results = run(recorded)
+        tensors: list[Any] = results.tensors
+        edges = []
+        for i, is_output in enumerate(results.differentiable):
+            if is_output:
+                edges.append(_edge(tensors[i]))
+                tensors[i] = tensors[i].detach()
+        return results, GraphPullback(list(map(recorded.__getitem__, wanted)), edges)
 
 
 def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
@@ -96,7 +113,11 @@ class GraphPullback(Pullback):
 
     def __call__(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run autograd backward once."""
-        followed = torch.is_grad_enabled() and (self._nested or any(ct is not None and ct.requires_grad for ct in cts))
+        followed = False
+        if torch.is_grad_enabled():
+            followed = self._nested
+            for ct in cts:
+                followed = followed or (ct is not None and ct.requires_grad)
         return list(map(_dense, self._gradients(cts, create_graph=followed)))
 
     def rows(self, cts: Sequence[Tensor | None]) -> list[Tensor | Rows | None]:
@@ -119,18 +140,22 @@ class GraphPullback(Pullback):
         return [names.get(id(x), f"a tensor of shape {tuple(x.shape)}") for x in found]
 
     def _gradients(self, cts: Sequence[Tensor | None], create_graph: bool) -> list[Tensor | None]:
-        pairs = [(e, ct) for e, ct in zip(self._edges, cts, strict=True) if e is not None and ct is not None]
-        inputs = [x for x in self._inputs if x is not None]
-        if not pairs or not inputs:
+        edges, grads, places = [], [], []
+        for edge, ct in zip(self._edges, cts, strict=True):
+            if edge is not None and ct is not None:
+                edges.append(edge)
+                grads.append(ct)
+        for i, x in enumerate(self._inputs):
+            if x is not None:
+                places.append(i)
+        if not edges or not places:
             return [None] * len(self._inputs)
-        edges, grads = zip(*pairs, strict=True)
+        inputs = tuple(map(self._inputs.__getitem__, places))
         # `torch.autograd.grad` without its checks of user input, which take as long as a small function's backward.
-        found = iter(
-            _run_backward(
-                edges, grads, True, create_graph, tuple(inputs), allow_unreachable=True, accumulate_grad=False
-            )
+        found = _run_backward(
+            tuple(edges), tuple(grads), True, create_graph, inputs, allow_unreachable=True, accumulate_grad=False
         )
-        return [None if x is None else next(found) for x in self._inputs]
+        return list(found) if len(places) == len(self._inputs) else spread(found, places, len(self._inputs))
 
 
 def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
@@ -182,6 +207,8 @@ class _Untouched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _may_draw(func):
+            note_draw()
         with torch._C.DisableTorchFunction():  # `_StandIns` is for the user's code, not for torch's conversions
             if func._schema.is_mutable:
                 args, kwargs = tree_map_only(Tensor, self._fakes, (args, kwargs))
@@ -231,7 +258,7 @@ def state() -> Context:
 
     def entered() -> contextlib.AbstractContextManager[Any]:
         if is_plain and not torch._C._is_any_autocast_enabled():  # private: the public one asks for one kind of device
-            return _PLAIN if torch.is_grad_enabled() == grad else torch.set_grad_enabled(grad)
+            return NOTHING if torch.is_grad_enabled() == grad else torch.set_grad_enabled(grad)
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(device)
@@ -243,14 +270,50 @@ def state() -> Context:
 
 
 AUTOCAST = ("cpu", "cuda")
-_PLAIN = contextlib.nullcontext()
+
+
+class _Traced(threading.local):
+    """What has been seen of the function that this thread runs on placeholders."""
+
+    draws = False
+
+
+_traced = _Traced()
+
+
+def note_draw() -> None:
+    """Note that the function that this thread runs on placeholders may draw random numbers."""
+    _traced.draws = True
+
+
+def _may_draw(operation: Any) -> bool:
+    """Whether an operation draws from a generator, or is somebody's own, so that nobody knows."""
+    return torch.Tag.nondeterministic_seeded in operation.tags or operation.namespace not in _NAMESPACES
+
+
+_NAMESPACES = ("aten", "prim", "prims")
+
+
+class _Undrawn(TorchDispatchMode):
+    """Refuses operations that may draw random numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _may_draw(func):
+            raise ResidualError.differs()
+        return func(*args, **(kwargs or {}))
+
+
+def without_randomness() -> contextlib.AbstractContextManager[Any]:
+    """Return a context that refuses to draw random numbers."""
+    undrawn: contextlib.AbstractContextManager[Any] = _Undrawn()  # type: ignore[no-untyped-call]
+    return undrawn
 
 
 def randomness() -> _Randomness:
     """Capture the state of the default generators; what is captured is shared while nobody draws a number."""
     global _latest
     on_cpu = torch.default_generator.get_state().numpy().tobytes()
-    if torch.cuda.is_initialized():
+    if _HAS_CUDA and torch.cuda.is_initialized():
         return _Randomness(on_cpu, torch.cuda.get_rng_state_all())
     latest = _latest
     if latest.on_cpu != on_cpu:  # 5 KB, which thousands of residuals keep
@@ -279,6 +342,7 @@ class _Randomness:
 
 
 _latest = _Randomness(b"")
+_HAS_CUDA = torch.backends.cuda.is_built()
 
 
 def _autocast() -> list[torch.dtype | None]:
@@ -289,7 +353,7 @@ def _autocast() -> list[torch.dtype | None]:
 def _recording() -> contextlib.AbstractContextManager[Any]:
     if torch.is_inference_mode_enabled():
         return _recording_outside_inference_mode()
-    return _PLAIN if torch.is_grad_enabled() else torch.enable_grad()
+    return NOTHING if torch.is_grad_enabled() else torch.enable_grad()
 
 
 @contextlib.contextmanager
@@ -299,11 +363,17 @@ def _recording_outside_inference_mode() -> Iterator[None]:
 
 
 def _edges(outputs: Sequence[Tensor | None]) -> list[GradientEdge | None]:
-    """Return where each output enters the graph; an output that is itself a leaf enters by a view of it."""
-    return [
-        None if y is None or not y.requires_grad else get_gradient_edge(y if y.grad_fn is not None else y.view_as(y))
-        for y in outputs
-    ]
+    return [None if y is None else _edge(y) for y in outputs]
+
+
+def _edge(output: Tensor) -> GradientEdge | None:
+    """Return where an output enters the graph; an output that is itself a leaf enters by a view of it."""
+    if not output.requires_grad:
+        return None
+    node = output.grad_fn
+    if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):  # which needs to be kept alive
+        return get_gradient_edge(output if node is not None else output.view_as(output))
+    return GradientEdge(node, output.output_nr)
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

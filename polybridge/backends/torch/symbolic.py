@@ -46,6 +46,11 @@ class Plan:
         with _disable_current_modes():
             return self.abstract.connected
 
+    @property
+    def kinds(self) -> str:
+        """The dtypes and ranks of all results, as in `float32/2 int64/0`."""
+        return " ".join(f"{spec.dtype}/{len(_shape(spec))}" for spec in self.abstract.specs)
+
     def sizes(self, xs: Sequence[Tensor]) -> list[Size]:
         """Return the promised sizes of all results, one after the other, -1 for what cannot be known."""
         given = sizes(xs)

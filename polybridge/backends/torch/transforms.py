@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C._autograd import _top_saved_tensors_default_hooks  # private, as in native.py
 from torch._C._functorch import TransformType, get_interpreter_stack  # private: no public call shows them (torch 2.13)
 from torch.autograd import forward_ad
 
-from polybridge.backends.torch import compiled, convert
+from polybridge.backends.torch import compiled, convert, legacy
 from polybridge.core import orders, residuals
 from polybridge.core.batching import BatchedRelay, batched
-from polybridge.core.relay import FunctionRelay, Outcome
+from polybridge.core.relay import FunctionRelay, Outcome, Relay
 
 Tensor = torch.Tensor
 
@@ -35,6 +36,11 @@ def followed(relay: FunctionRelay | BatchedRelay, xs: Sequence[Tensor], wanted: 
     """Evaluate a relay at tensors of a graph, or of its trace, and let autograd follow the wanted ones."""
     *leaves, _ = _Evaluation.apply(_Run(relay, wanted), *xs)  # type: ignore[no-untyped-call]
     return leaves
+
+
+def pulled(back: Relay, primals: Sequence[Tensor], cts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Pull cotangents that transforms have wrapped back through an evaluation that was made outside of them."""
+    return _pull((len(primals), len(cts)), torch.from_numpy(residuals.keep(back)), [*primals, *cts])
 
 
 def is_forward_mode() -> bool:
@@ -66,8 +72,11 @@ class _Evaluation(torch.autograd.Function):
             plan = compiled.abstract(run.relay, xs)
             run.outcome = Outcome([], plan.structure, plan.differentiable)
             return tuple(compiled.vjp(run.relay, xs, run.wanted))
+        lent = (
+            xs if _top_saved_tensors_default_hooks(False) is None else run.relay.exchange.copies(xs)
+        )  # as in native.py
         with torch.enable_grad():  # as the caller had it: the foreign function may call torch again
-            outcome, back = run.relay.vjp(xs, run.wanted)
+            outcome, back = run.relay.vjp(lent, run.wanted)
         run.outcome = outcome.with_leaves([])
         return (*outcome.leaves, torch.from_numpy(residuals.keep(back)))
 
@@ -78,11 +87,13 @@ class _Evaluation(torch.autograd.Function):
         ctx.differentiable = run.outcome.differentiable
         ctx.outputs = [(y.shape, y.dtype) for y, d in zip(leaves, ctx.differentiable, strict=True) if d]
         ctx.mark_non_differentiable(token, *(y for y, d in zip(leaves, ctx.differentiable, strict=True) if not d))
-        _save(ctx, token, *(xs[i] for i in ctx.wanted))
+        others = (x for i, x in enumerate(xs) if i not in ctx.wanted)  # whose versions are to be checked too
+        _save(ctx, token, *(xs[i] for i in ctx.wanted), *others)
 
     @staticmethod
     def backward(ctx: Any, *cts: Tensor) -> tuple[Tensor | None, ...]:
-        token, *primals = ctx.saved_tensors
+        token, *inputs = ctx.saved_tensors
+        primals = inputs[: len(ctx.wanted)]
         taken = [ct for ct, d in zip(cts, ctx.differentiable, strict=False) if d]
         found = _pull((len(primals), len(taken)), token, [*primals, *taken])
         gradients: list[Tensor | None] = [None] * (1 + ctx.count)
@@ -92,7 +103,8 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        token, *primals = ctx.saved_tensors
+        token, *inputs = ctx.saved_tensors
+        primals = inputs[: len(ctx.wanted)]
         given = _filled([tangents[i] for i in ctx.wanted], primals)
         ones = [torch.ones(shape, dtype=dtype) for shape, dtype in ctx.outputs]
         found = iter(_push((len(primals),), token, primals, ones, given))
@@ -231,8 +243,7 @@ def _mapped(
 
 
 def _pull(counts: tuple[int, ...], token: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor]:
-    found: Sequence[Tensor] = _Pull.apply(counts, token, *values)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_Pull, counts, token, values)
 
 
 def _push(
@@ -244,10 +255,16 @@ def _push(
 ) -> Sequence[Tensor]:
     """Return the derivative in the direction of `tangents`, one like each of `ones`; see `core.orders`."""
     if len(counts) == 1:
-        tangent: Sequence[Tensor] = _Push.apply((*counts, len(ones)), token, *values, *ones, *tangents)  # type: ignore[no-untyped-call]
-        return tangent
+        return _applied(_Push, (*counts, len(ones)), token, [*values, *ones, *tangents])
     found = _pull((*counts, len(ones), len(values)), token, [*values, *ones, *tangents])
     return found[len(values) :]
+
+
+def _applied(function: Any, counts: tuple[int, ...], token: Tensor, values: Sequence[Any]) -> Sequence[Any]:
+    if legacy.is_batch(values):
+        return legacy.by_rows(lambda row: _applied(function, counts, token, row), values)
+    found: Sequence[Any] = function.apply(counts, token, *values)
+    return found
 
 
 def _save(ctx: Any, *tensors: Tensor) -> None:
