@@ -372,6 +372,14 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
         )
 
     @classmethod
+    def transposed(cls, call: str) -> NotDifferentiableError:
+        """Say that nobody knows whether a function is linear."""
+        return cls(
+            f"`{call}` was to be transposed (`jax.linear_transpose`, `jax.lax.custom_linear_solve`), but nobody knows "
+            f"whether it is linear. If it is, `jax.linearize(f, zeros)[1]` is the same function, and has a transpose."
+        )
+
+    @classmethod
     def of_argument(cls, call: str, number: int, found: str) -> NotDifferentiableError:
         """Say that an argument is nothing that a derivative can be taken in."""
         return cls(f"`{call}` was to be differentiated in args[{number}], which {found}. Give `numpy.asarray(...)`.")
@@ -456,7 +464,9 @@ class PromisedShapeError(PolybridgeError, ValueError):
         """Name the leaf, what came and what the trace promised."""
         return cls(
             f"`{call}` returned {found} at {path}, but {promised} was promised when the graph was traced. "
-            f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies."
+            f"Give `output_specs=` to `polybridge.wrap`, with None for a dimension that varies. Where the function has "
+            f"changed since (a mode, autocast, a variable that it closes over), trace it again: in a new `jax.jit` or "
+            f"`tf.function`."
         )
 
     @classmethod

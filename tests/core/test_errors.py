@@ -92,6 +92,7 @@ EXAMPLES = [
     errors.WeightsError.rebuilt("Net"),
     errors.DetachedStateWarning.made("Net", ["cache"]),
     errors.MutationError.residuals("f"),
+    errors.NotDifferentiableError.transposed("f"),
     errors.CompilationError.in_torchscript("f"),
     errors.ResidualError.written("f"),
 ]

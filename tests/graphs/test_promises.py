@@ -108,6 +108,15 @@ def test_output_specs_of_another_tree_are_refused(name):
     broken(lambda: tf.function(lambda x: tf.nest.flatten(f(x))[0])(X), "'n': 1} at the result")
 
 
+def test_a_function_that_has_changed_since_can_be_traced_again():
+    dtype = [torch.float32]
+    f = to_tf(lambda x: x.to(dtype[0]))
+    assert tf.function(lambda x: f(x))(X).dtype == tf.float32
+    dtype[0] = torch.float64
+    broken(lambda: tf.function(lambda x: f(x))(X), "trace it again")
+    assert tf.function(lambda x: f(x))(X).dtype == tf.float64
+
+
 def test_a_result_whose_dict_changes_its_order_between_calls_is_refused():
     orders = iter(["ab", "ab", "ba"])  # the trace, the first call, the second call
     f = tf.function(to_tf(lambda x: {key: x * ord(key) for key in next(orders)}))

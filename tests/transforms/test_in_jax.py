@@ -293,6 +293,28 @@ def test_an_export_is_refused_by_name() -> None:
         jax.export.export(jax.jit(into_jax(torch.sin)))(X)
 
 
+def test_a_transpose_is_had_of_the_linearised_function() -> None:
+    wrapped, native = into_jax(lambda x: 2 * x.flip(-1)), lambda x: 2 * x[::-1]
+    with pytest.raises(polybridge.NotDifferentiableError, match=r"transposed.*jax\.linearize\(f, zeros\)\[1\]"):
+        jax.linear_transpose(wrapped, X)(X)
+    linear = jax.linearize(wrapped, 0 * X)[1]
+    assert_close(jax.linear_transpose(linear, X)(X), jax.linear_transpose(native, X)(X))
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_a_typed_key_is_refused_by_its_path(staged: bool) -> None:
+    wrapped = into_jax(lambda tree: tree["x"])
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"args\[0\]\['key'\].*jax.random.key_data"):
+        (jax.jit(wrapped) if staged else wrapped)({"x": X, "key": jax.random.key(0)})
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "jit"])
+def test_an_integer_that_does_not_fit_is_refused_by_its_path(staged: bool) -> None:
+    wrapped = into_jax(lambda x: {"n": (x * 2**33).long()})
+    with jax.enable_x64(False), pytest.raises(Exception, match=r"result\['n'\] cannot cross.*do not fit into int32"):
+        jax.block_until_ready((jax.jit(wrapped) if staged else wrapped)(jnp.ones(2)))
+
+
 def test_a_shape_that_depends_on_values_asks_for_specs() -> None:
     with pytest.raises(polybridge.PromisedShapeError, match="output_specs="):
         jax.jit(into_jax(lambda x: x[x > 1.5]))(X)
@@ -316,6 +338,39 @@ def test_a_result_whose_dict_changes_its_order_is_refused() -> None:
     assert_close(call(X)["b"], X * ord("b"))
     with pytest.raises(Exception, match=r"returned \{'b': \*, 'a': \*\} at the result"):
         jax.block_until_ready(call(X))
+
+
+def test_a_function_that_has_changed_since_can_be_traced_again() -> None:
+    dtype = [torch.float64]
+    wrapped = into_jax(lambda x: x.to(dtype[0]))
+    assert jax.jit(lambda x: wrapped(x))(X).dtype == jnp.float64
+    dtype[0] = torch.float32
+    with pytest.raises(Exception, match=r"returned float32\[3\] at result.*trace it again"):
+        jax.block_until_ready(jax.jit(lambda x: wrapped(x))(X))
+    assert jax.jit(lambda x: wrapped(x))(X).dtype == jnp.float32
+
+
+def test_eager_derivatives_follow_results_whose_shape_depends_on_values() -> None:
+    """JAX remembers types of results by types of inputs, and these have the same."""
+    wrapped = into_jax(lambda x: x[x > 0] ** 3)
+    for x in (jnp.array([1.0, 2.0, -1.0]), jnp.array([1.0, 2.0, 3.0]), jnp.array([-1.0, -1.0, 5.0])):
+        slope = 3 * x**2 * (x > 0)
+        assert_close(jax.grad(lambda x: wrapped(x).sum())(x), slope)
+        assert_close(jax.vjp(wrapped, x)[1](wrapped(x))[0], slope * x**3)
+        assert_close(jax.linearize(wrapped, x)[1](x), (slope * x)[x > 0])
+        assert_close(jax.jacrev(jax.grad(lambda x: wrapped(x).sum()))(x), jnp.diag(6 * x * (x > 0)))
+
+
+def test_a_function_that_returns_other_shapes_after_a_while_has_their_gradients() -> None:
+    natives: list[Fn] = [lambda x: x * 2, lambda x: x.sum(), lambda x: x[:1] * 7]
+    mode = [0]
+    wrapped = into_jax(lambda x: natives[mode[0]](x))
+    for mode[0] in (0, 1, 2, 0, 1):
+        native = natives[mode[0]]
+        assert_close(jax.grad(loss(wrapped))(X), jax.grad(loss(native))(X))
+        assert_close(jax.vmap(jax.grad(loss(wrapped)))(BATCH), jax.vmap(jax.grad(loss(native)))(BATCH))
+        assert_close(jax.jit(lambda x: wrapped(x))(X), native(X))
+        assert_close(jax.jit(jax.grad(loss(wrapped)))(X), jax.grad(loss(native))(X))
 
 
 def test_a_result_that_is_not_as_promised_is_refused() -> None:

@@ -17,8 +17,10 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
 
     def native(*xs: jax.Array) -> Outcome:
         if _is_traced(xs):
-            leaves = primitives.evaluate(operation, xs)
-            plan = operation.plan([jax.typeof(x) for x in xs])  # known by now, from a trace or from the values
+            types = [jax.typeof(x) for x in xs]
+            current = operation.now(types)
+            leaves = primitives.evaluate(current, xs)
+            plan = current.of(types, leaves).plan(types)  # known by now, from a trace or from the values
             return Outcome(leaves, plan.structure, plan.differentiable)
         # one differentiated run, to see whether it holds weights
         outcome = relay(xs) if relay.told else relay.vjp(xs, ())[0]

@@ -17,7 +17,7 @@ from polybridge.backends.jax.buffers import BUFFERS
 from polybridge.core import orders, residuals, tokens
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import Axes, BatchedRelay, Chosen, batched
-from polybridge.core.errors import PromisedShapeError
+from polybridge.core.errors import PromisedShapeError, UnsupportedTensorError
 from polybridge.core.exchange import Exchange
 from polybridge.core.relay import FunctionRelay, Relay
 from polybridge.core.specs import TensorSpec, dtype
@@ -26,8 +26,11 @@ Tensor = Any
 Array = np.ndarray[Any, Any]
 AnyRelay = FunctionRelay | BatchedRelay
 TOKEN = np.dtype(np.uint32)  # of two for each number of a token: JAX may have no 64 bits
+Types = tuple[tuple[Any, Any], ...]
+"""Shape and dtype of each of several arrays."""
 _roots = itertools.count()
 _PLANS = 256  # signatures whose plans one operation remembers
+_TYPES = 4096  # signatures whose types are known: more than JAX remembers
 
 
 class Operation:
@@ -37,14 +40,26 @@ class Operation:
         relay: on JAX arrays.
         host: the same on buffers of XLA, made when it is first needed.
         root: the number of the operation on one example, which this one is batched from.
+        base: the operation that this one is a variant of.
     """
 
-    def __init__(self, relay: AnyRelay, host: AnyRelay | None = None, root: int | None = None) -> None:
+    def __init__(
+        self,
+        relay: AnyRelay,
+        host: AnyRelay | None = None,
+        root: int | None = None,
+        base: Operation | None = None,
+    ) -> None:
         """Run nothing yet."""
         self.relay, self.call = relay, relay.call
         self._host, self._root = host, next(_roots) if root is None else root
-        self._plans: dict[tuple[TensorSpec, ...], Abstract] = {}
+        self._plans: dict[Types, Abstract] = {}
         self._batched: dict[Axes, Operation] = {}
+        self._base = base or self
+        self._results: dict[Types, Types] = {}  # as JAX remembers them, by the types of the inputs
+        self._latest: dict[Types, tuple[Types, Abstract]] = {}
+        self._variants: dict[tuple[Types, Types], Operation] = {}
+        self._varies = False
 
     def __repr__(self) -> str:
         """Return the name of the function, as a jaxpr shows it."""
@@ -68,26 +83,67 @@ class Operation:
             found = self._batched.setdefault(axes, over_batch)
         return found
 
+    # JAX remembers which types an operation's results have for those of its inputs. A function whose results have
+    # others at other values, or in another mode, has a variant of its operation for each.
+
+    def now(self, avals: Sequence[Any]) -> Operation:
+        """Return the variant for the results that the function has had of late at arrays of these types."""
+        if not self._varies:
+            return self
+        latest = self._latest.get(_types(avals))
+        if latest is None:
+            plan = self._planned(avals)
+            latest = tuple([(y.shape, dtype(convert.narrowed_dtype(y.dtype))) for y in plan.specs]), plan
+        return self._variant(avals, *latest)
+
+    def of(self, xs: Sequence[Any], results: Sequence[Any]) -> Operation:
+        """Return the variant for results of these types; `results` and `xs` are arrays or their types."""
+        base, types = self._base, _types(results)
+        found, plan = base._latest.get(_types(xs), (None, None))
+        return base._variant(xs, types, plan if found == types else None)
+
+    def _variant(self, xs: Sequence[Any], results: Any, plan: Abstract | None) -> Operation:
+        inputs, found = _types(xs), self
+        known = self._results.setdefault(inputs, results)
+        _bound(self._results, _TYPES)
+        if known != results:
+            self._varies = True
+            key = inputs, results
+            found = self._variants.get(key) or self._variants.setdefault(
+                key, Operation(self.relay, self._host, self._root, self)
+            )
+            _bound(self._variants)
+        if plan is not None:
+            found._plans[inputs] = plan
+        return found
+
     def plan(self, avals: Sequence[Any]) -> Abstract:
         """Return the plan of an evaluation at arrays of these types.
 
         Raises:
             PromisedShapeError: the shapes of the results cannot be known.
+            UnsupportedTensorError: an argument cannot cross.
         """
-        specs = tuple(map(convert.spec, avals))
-        plan = self._plans.get(specs)
+        inputs = _types(avals)
+        plan = self._plans.get(inputs)
         if plan is None:
-            with jax.core.eval_context():  # whoever runs JAX here does so outside of the trace
-                plan = self.relay.abstract(specs, differentiable(avals))
-            if not all(spec.concrete for spec in plan.specs):
-                raise PromisedShapeError.open_in_jax(self.call, plan.specs)
-            self._remember(specs, plan)
+            plan = self._plans[inputs] = self._planned(avals)
+            _bound(self._plans)
         return plan
 
-    def _remember(self, specs: tuple[TensorSpec, ...], plan: Abstract) -> None:
-        while len(self._plans) >= _PLANS:
-            self._plans.pop(next(iter(self._plans)), None)
-        self._plans[specs] = plan
+    def _planned(self, avals: Sequence[Any]) -> Abstract:
+        specs = [self._spec(number, aval) for number, aval in enumerate(avals)]
+        with jax.core.eval_context():  # whoever runs JAX here does so outside of the trace
+            plan = self.relay.abstract(specs, differentiable(avals))
+        if not all(spec.concrete for spec in plan.specs):
+            raise PromisedShapeError.open_in_jax(self.call, plan.specs)
+        return plan
+
+    def _spec(self, number: int, aval: Any) -> TensorSpec:
+        try:
+            return convert.spec(aval)
+        except UnsupportedTensorError as error:
+            raise error.at(self.call, self.relay.program.argument(number)) from None
 
     # At once, on JAX arrays.
 
@@ -104,7 +160,9 @@ class Operation:
         names: Sequence[Any] = outcome.dtypes or [x.dtype.name for x in leaves]
         specs = [TensorSpec(x.shape, name) for x, name in zip(leaves, names, strict=True)]
         found = Abstract(specs, outcome.differentiable, outcome.structure, None)
-        self._remember(tuple(map(convert.spec, xs)), found)
+        latest = self._base._latest
+        latest[_types(xs)] = _types(leaves), found
+        _bound(latest)
         if back is None:
             return convert.placed(leaves, where)
         if not copies:
@@ -155,12 +213,23 @@ class Operation:
         leaves: list[Any] = outcome.leaves
         assert outcome.structure is not None and plan.structure is not None
         if not outcome.structure.is_like(plan.structure):
-            raise PromisedShapeError.differs(self.call, "the result", outcome.structure, plan.structure)
+            raise self._broken(plan, "the result", outcome.structure, plan.structure)
         for i, (out, leaf, promised) in enumerate(zip(outs, leaves, plan.specs, strict=True)):
             if leaf.shape != promised.shape or leaf.dtype != dtype(promised.dtype):
                 found = TensorSpec(leaf.shape, leaf.dtype.name)
-                raise PromisedShapeError.differs(self.call, plan.structure.result(i), found, promised)
-            _write(out, leaf)
+                raise self._broken(plan, plan.structure.result(i), found, promised)
+            try:
+                _write(out, leaf)
+            except UnsupportedTensorError as error:  # integers that do not fit
+                raise error.at(self.call, plan.structure.result(i)) from None
+
+    def _broken(self, plan: Abstract, path: str, found: object, promised: object) -> PromisedShapeError:
+        """Return the error that a plan is not kept, and forget the plan: the next trace makes another."""
+        base = self._base
+        base._varies = True
+        self._plans = {inputs: other for inputs, other in list(self._plans.items()) if other is not plan}
+        base._latest.clear()
+        return PromisedShapeError.differs(self.call, path, found, promised)
 
     def pull_on_host(
         self,
@@ -231,6 +300,15 @@ def _arrays(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[jax.
         jnp.zeros(v.shape, v.dtype) if x is None else x if isinstance(x, jax.Array) else jnp.array(x)
         for x, v in zip(found, like, strict=True)
     ]
+
+
+def _bound(table: dict[Any, Any], size: int = _PLANS) -> None:
+    while len(table) > size:
+        table.pop(next(iter(table)), None)
+
+
+def _types(xs: Sequence[Any]) -> Types:
+    return tuple([(x.shape, x.dtype) for x in xs])
 
 
 def differentiable(xs: Sequence[Any]) -> list[int]:
@@ -315,12 +393,15 @@ def _conj(conj: Callable[[Tensor], Tensor], x: Tensor, flag: bool) -> Tensor:
 
 
 def _write(out: Any, x: Any) -> None:
-    """Copy values into a buffer of XLA, whose dtype may be narrower.
+    """Copy values, or 0 for all of them, into a buffer of XLA, whose dtype may be narrower.
 
     Raises:
         UnsupportedTensorError: integers that do not fit.
+        ValueError: another shape, where NumPy would repeat values.
     """
     target = np.asarray(out)
+    if type(x) is not int and x.shape != target.shape:
+        raise ValueError(f"a result of shape {tuple(x.shape)} in place of one of shape {target.shape}")
     if target.dtype.kind in "iu" and np.asarray(x).dtype.itemsize > target.dtype.itemsize:
         x = convert.narrowed(np.asarray(x))
     target[...] = x

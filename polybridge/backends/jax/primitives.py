@@ -36,7 +36,7 @@ from polybridge.backends.jax import convert
 from polybridge.backends.jax.operations import TOKEN, Operation, differentiable
 from polybridge.core import tokens
 from polybridge.core.callbacks import as_caller
-from polybridge.core.errors import CompilationError, OutputError
+from polybridge.core.errors import CompilationError, NotDifferentiableError, OutputError
 from polybridge.core.specs import TensorSpec, dtype
 
 Tensor = Any
@@ -177,7 +177,9 @@ def _evaluate_now(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, .
 @evaluate_p.def_abstract_eval
 def _evaluate_type(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[ShapedArray]:
     token = [_like(xs, (*rows, 2 * tokens.SIZE), TOKEN)] if keep else []
-    return [*(_type(spec, xs) for spec in operation.plan(xs).specs), *token]
+    types = [_type(spec, xs) for spec in operation.plan(xs).specs]
+    operation.of(xs, types)
+    return [*types, *token]
 
 
 @pull_p.def_impl
@@ -227,6 +229,7 @@ def _evaluate_linearized(
     if not leaves:
         structure = operation.plan(list(map(_aval, primals))).structure
         raise OutputError.no_tensor(operation.call, None if structure is None else structure.rebuild([]))
+    operation = operation.of(primals, leaves)
     found = [*leaves, token] if keep else leaves
     wanted, outputs = differentiable(primals), differentiable(leaves)
     moved = [False] * len(found)
@@ -271,6 +274,10 @@ def _push_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) ->
     return found, [sum(parts[1:], start=parts[0]) for parts in zip(*sums, strict=True)]
 
 
+def _evaluate_transpose(_: Sequence[Any], *__: Any, operation: Operation, **___: Any) -> list[Any]:
+    raise NotDifferentiableError.transposed(operation.call)
+
+
 def _push_transpose(cts: Sequence[Any], *args: Any, **params: Any) -> list[Any]:
     given = _grouped(args=args, **params)
     found = given.pull(list(map(ad.instantiate_zeros, cts)))
@@ -289,7 +296,7 @@ def _pull_transpose(cts: Sequence[Any], *args: Any, **params: Any) -> list[Any]:
 
 ad.primitive_jvps.update({evaluate_p: _evaluate_jvp, pull_p: _pull_jvp, push_p: _push_jvp})
 primitive_linearizations[evaluate_p] = _evaluate_linearized
-ad.primitive_transposes.update({pull_p: _pull_transpose, push_p: _push_transpose})
+ad.primitive_transposes.update({evaluate_p: _evaluate_transpose, pull_p: _pull_transpose, push_p: _push_transpose})
 
 
 # Batching.

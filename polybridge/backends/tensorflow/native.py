@@ -134,7 +134,12 @@ class _Evaluation:
             assert outcome.structure is not None and plan.structure is not None
             if found == exact and outcome.structure.is_like(plan.structure):
                 return outcome.leaves
-            return _admitted(outcome, plan, relay.call)
+            try:
+                return _admitted(outcome, plan, relay.call)
+            except PromisedShapeError:
+                for key in [key for key, other in list(self.plans.items()) if other is plan]:
+                    self.plans.pop(key, None)  # the next trace makes another
+                raise
 
         def gradient(inputs: Sequence[Tensor], results: Sequence[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
             *outputs, token = results
