@@ -17,7 +17,7 @@ from polybridge.core import residuals
 from polybridge.core.registry import get_backend
 
 Fn = Callable[..., Any]
-X = jnp.linspace(0.1, 2.0, 16)
+X = jnp.linspace(0.1, 2.0, 16, dtype=jnp.float32)  # whatever JAX has been switched to
 
 
 def into_jax(fn: Fn, src: str = "torch") -> Fn:

@@ -28,7 +28,7 @@ AnyRelay = FunctionRelay | BatchedRelay
 TOKEN = np.dtype(np.uint32)  # of two for each number of a token: JAX may have no 64 bits
 Types = tuple[tuple[Any, Any], ...]
 """Shape and dtype of each of several arrays."""
-_roots = itertools.count()
+_owners = itertools.count()
 _PLANS = 256  # signatures whose plans one operation remembers
 _TYPES = 4096  # signatures whose types are known: more than JAX remembers
 
@@ -39,7 +39,7 @@ class Operation:
     Args:
         relay: on JAX arrays.
         host: the same on buffers of XLA, made when it is first needed.
-        root: the number of the operation on one example, which this one is batched from.
+        owners: the numbers of the operation on one example, which this one is batched from; see `owner`.
         base: the operation that this one is a variant of.
     """
 
@@ -47,12 +47,12 @@ class Operation:
         self,
         relay: AnyRelay,
         host: AnyRelay | None = None,
-        root: int | None = None,
+        owners: dict[Types, int] | None = None,
         base: Operation | None = None,
     ) -> None:
         """Run nothing yet."""
         self.relay, self.call = relay, relay.call
-        self._host, self._root = host, next(_roots) if root is None else root
+        self._host, self._owners = host, {} if owners is None else owners
         self._plans: dict[Types, Abstract] = {}
         self._batched: dict[Axes, Operation] = {}
         self._base = base or self
@@ -79,7 +79,7 @@ class Operation:
         """Return the operation over a batch, with the examples of every result along axis 0."""
         found = self._batched.get(axes)
         if found is None:
-            over_batch = Operation(batched(self.relay, axes), batched(self.host, axes), self._root)
+            over_batch = Operation(batched(self.relay, axes), batched(self.host, axes), self._owners)
             found = self._batched.setdefault(axes, over_batch)
         return found
 
@@ -110,7 +110,7 @@ class Operation:
             self._varies = True
             key = inputs, results
             found = self._variants.get(key) or self._variants.setdefault(
-                key, Operation(self.relay, self._host, self._root, self)
+                key, Operation(self.relay, self._host, self._owners, self)
             )
             _bound(self._variants)
         if plan is not None:
@@ -281,9 +281,11 @@ class Operation:
     def owner(self, xs: Sequence[Tensor], wanted: Sequence[int]) -> int:
         """Return a number that evaluations of this function share, at arrays of these types where it is differentiated.
 
-        Others may become batched where branches are joined. Two functions may have the same number, but seldom do.
+        Others may become batched where branches are joined.
         """
-        return hash((self._root, *[(x.shape, x.dtype) for x in (xs[i] for i in wanted)])) % residuals.OWNERS
+        types = _types([xs[i] for i in wanted])
+        number = self._owners.get(types)
+        return self._owners.setdefault(types, next(_owners) % residuals.OWNERS) if number is None else number
 
     def conversions(self, xs: Sequence[Any], count: int) -> Conversions:
         """Return those of pulls of order `count` at arrays of these types."""
