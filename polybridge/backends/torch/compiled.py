@@ -10,6 +10,7 @@ import functools
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -29,9 +30,6 @@ from polybridge.core.relay import FunctionRelay, Outcome, Relay
 Tensor = torch.Tensor
 
 _TRACED = frozenset({FakeTensor, FunctionalTensor})  # the types of tensors while a graph is traced
-with torch._C._AutoDispatchBelowAutograd():
-    _AUTOGRAD = torch._C._dispatch_tls_local_exclude_set()
-_AUTOGRAD -= torch._C._dispatch_tls_local_exclude_set()  # private: nothing public shows them (torch 2.13)
 _PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another function under the same name
 _entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
 _places = itertools.count()  # of calls in graphs: torch merges operations with equal arguments, which may be random
@@ -295,9 +293,19 @@ def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> lis
 
 
 def _as_called() -> Any:
-    """Let autograd record again, which is off inside of an operation: the foreign function may call torch again."""
+    """Let torch do again what is off inside of an operation: the foreign function may call torch again.
+
+    That is autograd, function transforms, and lazy conjugation, without which numbers are wrong. Autocast stays.
+    """
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD)
+    return torch._C._ForceDispatchKeyGuard(included, excluded & _excluded_from_the_start())
+
+
+@functools.cache
+def _excluded_from_the_start() -> Any:
+    """Return what a thread excludes before anybody asks for it; private: nothing public shows it (torch 2.13)."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(torch._C._dispatch_tls_local_exclude_set).result()
 
 
 # What they promise while a graph is traced.

@@ -8,8 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch._C import _is_fwd_grad_enabled  # private, as the hooks
+from torch._C._autograd import (  # type: ignore[attr-defined] # private: nothing public takes hooks off (torch 2.13)
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _saved_tensors_hooks_is_enabled,
+    _top_saved_tensors_default_hooks,
+)
 from torch._C._functorch import is_functorch_wrapped_tensor  # private, as in native.py
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
+from torch.autograd.forward_ad import _set_fwd_grad_enabled  # private, as above
 from torch.autograd.graph import (
     GradientEdge,
     Node,
@@ -36,7 +44,8 @@ def run(fn: Callable[[], Any]) -> Any:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             return fn()
-    return fn()
+    with _apart():
+        return fn()
 
 
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
@@ -289,7 +298,39 @@ def _autocast() -> list[torch.dtype | None]:
 def _recording() -> contextlib.AbstractContextManager[Any]:
     if torch.is_inference_mode_enabled():
         return _recording_outside_inference_mode()
-    return _PLAIN if torch.is_grad_enabled() else torch.enable_grad()
+    if _is_alone():
+        return _PLAIN if torch.is_grad_enabled() else torch.enable_grad()
+    return _recording_apart()
+
+
+def _apart() -> contextlib.AbstractContextManager[None]:
+    """Keep what torch does around this call out of it: this is another framework's call."""
+    return _PLAIN if _is_alone() else _being_apart()
+
+
+def _is_alone() -> bool:
+    return _top_saved_tensors_default_hooks(False) is None and _is_fwd_grad_enabled()
+
+
+@contextlib.contextmanager
+def _being_apart() -> Iterator[None]:
+    """Take saved-tensor hooks off, and switch forward mode on, which an autograd function switches off."""
+    hooks = []
+    while _saved_tensors_hooks_is_enabled() and (pair := _top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        _pop_saved_tensors_default_hooks()
+    try:
+        with _set_fwd_grad_enabled(True):
+            yield
+    finally:
+        for pair in reversed(hooks):
+            _push_saved_tensors_default_hooks(*pair)
+
+
+@contextlib.contextmanager
+def _recording_apart() -> Iterator[None]:
+    with _being_apart(), torch.enable_grad():
+        yield
 
 
 @contextlib.contextmanager
