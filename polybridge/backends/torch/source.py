@@ -44,6 +44,8 @@ def run(fn: Callable[[], Any]) -> Any:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             return fn()
+    if _is_alone():
+        return fn()
     with _apart():
         return fn()
 
@@ -303,17 +305,13 @@ def _recording() -> contextlib.AbstractContextManager[Any]:
     return _recording_apart()
 
 
-def _apart() -> contextlib.AbstractContextManager[None]:
-    """Keep what torch does around this call out of it: this is another framework's call."""
-    return _PLAIN if _is_alone() else _being_apart()
-
-
 def _is_alone() -> bool:
+    """Whether torch does nothing around this call, which is another framework's, that must be kept out of it."""
     return _top_saved_tensors_default_hooks(False) is None and _is_fwd_grad_enabled()
 
 
 @contextlib.contextmanager
-def _being_apart() -> Iterator[None]:
+def _apart() -> Iterator[None]:
     """Take saved-tensor hooks off, and switch forward mode on, which an autograd function switches off."""
     hooks = []
     while _saved_tensors_hooks_is_enabled() and (pair := _top_saved_tensors_default_hooks(False)) is not None:
@@ -329,7 +327,7 @@ def _being_apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recording_apart() -> Iterator[None]:
-    with _being_apart(), torch.enable_grad():
+    with _apart(), torch.enable_grad():
         yield
 
 
