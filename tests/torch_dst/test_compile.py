@@ -485,6 +485,15 @@ def test_all_of_torch_works_inside_of_another_framework_inside_of_a_graph(inner,
         torch.testing.assert_close(*(torch.autograd.grad(y.sum(), z) for y in (found, expected)))
 
 
+@pytest.mark.parametrize("middle", ["tf", "jax"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_inside_of_another_framework_inside_of_a_graph_sees_autocast(middle, grad):
+    lent = polybridge.wrap(lambda x: x @ x, src="torch", dst=middle)
+    f = polybridge.wrap(lambda x: lent(x), src=middle, dst="torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert graph(f)(torch.ones(2, 2, requires_grad=grad)).dtype is torch.bfloat16
+
+
 @pytest.mark.filterwarnings("ignore::polybridge.LoopWarning")
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "jacrev", "hessian", "vmap of grad", "vmap of hessian"])
 def test_transforms_in_a_graph(transform):

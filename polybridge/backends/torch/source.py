@@ -237,8 +237,8 @@ def fake_mode() -> FakeTensorMode | None:
 
 def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
-    grad, autocast, device = torch.is_grad_enabled(), _autocast(), torch.get_default_device()
-    is_plain = device.type == "cpu" and not any(autocast)
+    grad, dtypes, device = torch.is_grad_enabled(), autocast(), torch.get_default_device()
+    is_plain = device.type == "cpu" and not any(dtypes)
 
     def entered() -> contextlib.AbstractContextManager[Any]:
         if is_plain and not torch._C._is_any_autocast_enabled():  # private: the public one asks for one kind of device
@@ -246,11 +246,19 @@ def state() -> Context:
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(device)
-        for kind, dtype in zip(AUTOCAST, autocast, strict=True):
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+        stack.enter_context(autocasting(dtypes))
         return stack
 
     return entered
+
+
+@contextlib.contextmanager
+def autocasting(dtypes: Sequence[torch.dtype | None]) -> Iterator[None]:
+    """Let autocast be as `autocast` has found it."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype in zip(AUTOCAST, dtypes, strict=True):
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+        yield
 
 
 AUTOCAST = ("cpu", "cuda")
@@ -292,7 +300,7 @@ class _Randomness:
 _latest = _Randomness(b"")
 
 
-def _autocast() -> list[torch.dtype | None]:
+def autocast() -> list[torch.dtype | None]:
     """Return for each kind of device the dtype that autocast uses, None where it is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in AUTOCAST]
 
