@@ -257,3 +257,17 @@ def test_a_transform_of_a_function_of_a_third_framework_has_its_gradient_in_a_gr
 
     (expected,) = torch.func.vjp(native, torch.tensor(X.numpy()))[1](torch.ones(3))
     torch.testing.assert_close(torch.tensor(tf.function(gradient)(X).numpy()), expected)
+
+
+def test_another_trace_sees_another_autocast_and_default_dtype():
+    f = polybridge.wrap(lambda x: (x @ x, torch.zeros(2)), src="torch", dst="tf")
+    dtypes = []
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            dtypes.append(tf.function(f)(tf.ones((2, 2)))[0].dtype)
+    assert dtypes == [tf.float32, tf.bfloat16]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert tf.function(f)(tf.ones((2, 2)))[1].dtype == tf.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

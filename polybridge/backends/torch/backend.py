@@ -147,6 +147,10 @@ class TorchBackend(Backend):
         """Capture the generators of all devices."""
         return source.randomness()
 
+    def modes(self) -> tuple[Any, ...]:
+        """Return autocast and the default dtype."""
+        return source.modes()
+
     def state(self) -> Context:
         """Capture grad mode, autocast and the default device."""
         return source.state()

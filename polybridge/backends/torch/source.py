@@ -300,6 +300,11 @@ class _Randomness:
 _latest = _Randomness(b"")
 
 
+def modes() -> tuple[torch.dtype | None, ...]:
+    """Return what dtypes of results depend on."""
+    return (*autocast(), torch.get_default_dtype())
+
+
 def autocast() -> list[torch.dtype | None]:
     """Return for each kind of device the dtype that autocast uses, None where it is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in AUTOCAST]
