@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -323,6 +323,10 @@ class Backend(ABC):
         Where the framework can tell, the context raises `ResidualError` if the function draws after all.
         """
         return contextlib.nullcontext()
+
+    def modes(self) -> Hashable:
+        """Return what the calling thread has set that specs of results depend on, such as autocast."""
+        return ()
 
     def state(self) -> Context:
         """Capture the calling thread's state; the result re-enters it on another thread.

@@ -230,3 +230,44 @@ def test_a_loop_that_cannot_be_traced_leaves_nothing_behind_in_tensorflow(use):
     tf.compat.v1.reset_default_graph()  # of which others may have left something
     use(loop)
     assert tf.recompute_grad(tf.square)(tf.constant(3.0)).numpy() == 9
+
+
+TRANSFORMS = {
+    "grad": lambda f: torch.func.grad(lambda x: f(x).sum()),
+    "jacfwd": lambda f: lambda x: torch.func.jacfwd(f)(x).sum(0),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
+    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(f)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::polybridge.LoopWarning")  # inside of a callback TensorFlow does not vectorise
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("inner", ["tf", "jax"])
+def test_a_transform_of_a_function_of_a_third_framework_has_its_gradient_in_a_graph(inner, transform):
+    lent = polybridge.wrap({"tf": tf.sin, "jax": jnp.sin}[inner], src=inner, dst="torch")
+    f = TRANSFORMS[transform](lambda x: lent(x) * x)
+    native = TRANSFORMS[transform](lambda x: x.sin() * x)
+    bridged = polybridge.wrap(f, src="torch", dst="tf")
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(bridged(x))
+        return tape.gradient(y, x)
+
+    (expected,) = torch.func.vjp(native, torch.tensor(X.numpy()))[1](torch.ones(3))
+    torch.testing.assert_close(torch.tensor(tf.function(gradient)(X).numpy()), expected)
+
+
+def test_another_trace_sees_another_autocast_and_default_dtype():
+    f = polybridge.wrap(lambda x: (x @ x, torch.zeros(2)), src="torch", dst="tf")
+    dtypes = []
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            dtypes.append(tf.function(f)(tf.ones((2, 2)))[0].dtype)
+    assert dtypes == [tf.float32, tf.bfloat16]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert tf.function(f)(tf.ones((2, 2)))[1].dtype == tf.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -511,6 +511,36 @@ def test_torch_inside_of_tensorflow_inside_of_a_graph():
     torch.testing.assert_close(found, with_gradients(lambda x: (2 * x).sin() * 2 * x, values(3)))
 
 
+@pytest.mark.parametrize("middle", ["tf", "jax"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda z: (z.conj() * z).real + z.conj().imag * 2,
+        lambda z: torch.func.vmap(torch.func.grad(lambda z: (z * z.conj()).real))(z).real,
+        lambda z: torch.func.jvp(torch.sin, (z,), (z,))[1].imag,
+    ],
+    ids=["lazy conjugation", "transforms", "forward mode"],
+)
+def test_all_of_torch_works_inside_of_another_framework_inside_of_a_graph(inner, middle, grad):
+    lent = polybridge.wrap(inner, src="torch", dst=middle)
+    f = polybridge.wrap(lambda z: lent(z) * 2, src=middle, dst="torch")
+    z = torch.tensor([1 + 2j, 3 - 1j], requires_grad=grad)
+    found, expected = graph(f)(z), inner(z) * 2
+    torch.testing.assert_close(found, expected)
+    if grad:
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), z) for y in (found, expected)))
+
+
+@pytest.mark.parametrize("middle", ["tf", "jax"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_inside_of_another_framework_inside_of_a_graph_sees_autocast(middle, grad):
+    lent = polybridge.wrap(lambda x: x @ x, src="torch", dst=middle)
+    f = polybridge.wrap(lambda x: lent(x), src=middle, dst="torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert graph(f)(torch.ones(2, 2, requires_grad=grad)).dtype is torch.bfloat16
+
+
 @pytest.mark.filterwarnings("ignore::polybridge.LoopWarning")
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "jacrev", "hessian", "vmap of grad", "vmap of hessian"])
 def test_transforms_in_a_graph(transform):

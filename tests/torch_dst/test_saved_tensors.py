@@ -7,6 +7,7 @@ import weakref
 import pytest
 import tensorflow as tf
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import (
     allow_mutation_on_saved_tensors,
     disable_saved_tensors_hooks,
@@ -182,6 +183,43 @@ def test_a_batch_under_hooks_that_pass_tensors_on():
     with saved_tensors_hooks(lambda x: x, lambda x: x):
         found = gradient(vmap(wrapped(TENSORFLOW, fn)), x)
     torch.testing.assert_close(found, gradient(native(fn), x))
+
+
+def inside(source, around):
+    """Return a torch function as a torch function, by way of a source."""
+    lent = polybridge.wrap(around, src="torch", dst=source)
+    return polybridge.wrap(lambda x: lent(x) * x, src=source, dst="torch")
+
+
+@pytest.mark.parametrize("middle", ["tf", "jax"])
+def test_hooks_see_nothing_of_what_torch_does_inside_of_another_framework(middle):
+    shapes = []
+    f, x = inside(middle, lambda x: x.sin().exp().outer(x.cos()).sum(1)), values(3).float()
+    with saved_tensors_hooks(lambda x: shapes.append(tuple(x.shape)) or x, lambda x: x):
+        found = gradient(f, x)
+    torch.testing.assert_close(found, gradient(lambda x: x.sin().exp().outer(x.cos()).sum(1) * x, x))
+    assert shapes == [(3,), (1,)]  # the input, and the token
+
+
+@pytest.mark.parametrize("middle", ["tf", "jax"])
+def test_a_checkpoint_of_what_differentiates_torch_inside_of_another_framework(middle):
+    def derivative(x):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad((x.sin() * x).sum(), x, create_graph=True)[0]
+
+    f, x = inside(middle, derivative), values(3).float()
+    found = gradient(lambda x: checkpoint(f, x, use_reentrant=False), x)
+    torch.testing.assert_close(found, gradient(lambda x: (x.sin() + x * x.cos()) * x, x))
+
+
+@pytest.mark.parametrize("middle", ["tf", "jax"])
+def test_forward_mode_inside_of_another_framework(middle):
+    def tangent(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(forward_ad.make_dual(x, x).sin()).tangent
+
+    f, x = inside(middle, tangent), values(3).float()
+    torch.testing.assert_close(gradient(f, x), gradient(lambda x: x * x.cos() * x, x))
 
 
 def test_disabled_hooks(source):

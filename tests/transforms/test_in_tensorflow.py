@@ -389,3 +389,24 @@ def test_forward_mode_passes_tensorflow_inside_of_another_framework(
     inner = polybridge.wrap(tf.function(native) if compiled else native, src="tensorflow", dst=middle)
     f = polybridge.wrap(lambda x: inner(x * x) * x, src=middle, dst="tensorflow")
     np.testing.assert_allclose(derivative(f, X), derivative(lambda x: native(x * x) * x, X))
+
+
+@pytest.mark.parametrize("middle", ["torch", "jax"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
+def test_a_function_that_differentiates_tensorflow_may_be_recomputed(middle: str, compiled: bool) -> None:
+    inner = polybridge.wrap(lambda x: tf.sin(x) * x, src="tensorflow", dst=middle)
+    source = {
+        "torch": torch.func.grad(lambda x: inner(x).sum()),
+        "jax": jax.grad(lambda x: inner(x).sum()),
+    }[middle]
+    f = polybridge.wrap(source, src=middle, dst="tensorflow")  # `tf.recompute_grad` stops all tapes while it evaluates
+
+    def value_and_gradient(x: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.recompute_grad(f)(x)
+        return y, tape.gradient(y, x)
+
+    y, gradient = (tf.function(value_and_gradient) if compiled else value_and_gradient)(X)
+    np.testing.assert_allclose(y, tf.sin(X) + X * tf.cos(X))
+    np.testing.assert_allclose(gradient, 2 * tf.cos(X) - X * tf.sin(X))

@@ -74,18 +74,28 @@ def is_taped() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
+def is_alone() -> bool:
+    """Whether nobody records on this thread, and nobody has stopped recording."""
+    return bool(pywrap_tfe.TFE_Py_TapeSetIsEmpty()) and not pywrap_tfe.TFE_Py_TapeSetIsStopped()
+
+
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Let tapes that are opened here record what happens here.
 
     A forward accumulator differentiates a gradient function by a tape of its own; while it does, no other tape records
-    (TensorFlow 2.21); this is how TensorFlow's own functions get out of it.
+    (TensorFlow 2.21). Its own functions get out of it this way. `tf.recompute_grad` stops all tapes of the thread.
     """
+    stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    if stopped:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
     pywrap_tfe.TFE_Py_ForwardAccumulatorPushState()
     try:
         yield
     finally:
         pywrap_tfe.TFE_Py_ForwardAccumulatorPopState()
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def in_xla_context() -> bool:

@@ -157,7 +157,8 @@ class _Evaluation:
         return callbacks.call(relay.call, call, xs, promised, of_run, partial(self._vectorised, keeps)), plan
 
     def _plan(self, specs: tuple[TensorSpec, ...], wanted: Sequence[int]) -> Abstract:
-        key = self.relay, specs, self.followed, self.relay.exchange.source.narrows()
+        source = self.relay.exchange.source
+        key = self.relay, specs, self.followed, source.narrows(), source.modes()
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = self.relay.abstract(specs, wanted)

@@ -243,7 +243,7 @@ def eagerly() -> contextlib.AbstractContextManager[None]:
 def _executing() -> contextlib.AbstractContextManager[Any]:
     """Run eagerly, apart from who records around it; inside a callback of a running graph every `tf.function` too."""
     running = callbacks.functions_run_eagerly() if callbacks.inside() else eagerly()
-    return _apart(running) if _private.is_taped() else running
+    return running if _private.is_alone() else _apart(running)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ class TorchBackend(Backend):
     differentiating = staticmethod(torch.is_grad_enabled)
     randomness = staticmethod(source.randomness)
     without_randomness = staticmethod(source.without_randomness)
+    modes = staticmethod(source.modes)
     state = staticmethod(source.state)
     placeholders = staticmethod(source.placeholders)
 

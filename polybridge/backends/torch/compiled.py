@@ -6,10 +6,12 @@ residual, and in the backward `pull`. Functions cross by name, since graphs hold
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private,
 from torch._subclasses.functional_tensor import FunctionalTensor  # private: what the compiler traces with (torch 2.13)
 from torch.utils import _pytree  # private: what the compiler takes results apart with (torch 2.13)
 
-from polybridge.backends.torch import convert, symbolic
+from polybridge.backends.torch import convert, source, symbolic
 from polybridge.core import orders, residuals
 from polybridge.core.abstract import Abstract
 from polybridge.core.batching import BatchedRelay
@@ -29,13 +31,10 @@ from polybridge.core.relay import FunctionRelay, Outcome, Relay
 Tensor = torch.Tensor
 
 _TRACED = frozenset({FakeTensor, FunctionalTensor})  # the types of tensors while a graph is traced
-with torch._C._AutoDispatchBelowAutograd():
-    _AUTOGRAD = torch._C._dispatch_tls_local_exclude_set()
-_AUTOGRAD -= torch._C._dispatch_tls_local_exclude_set()  # private: nothing public shows them (torch 2.13)
 _PROCESS = uuid.uuid4().hex  # a graph that was saved must not find another function under the same name
 _entries: dict[str, _Entry] = {}  # for as long as the process, as nobody knows how long a graph lives
 _places = itertools.count()  # of calls in graphs: torch merges operations with equal arguments, which may be random
-_names: dict[int, str] = {}  # by the id of a relay
+_names: dict[tuple[Any, ...], str] = {}  # by the id of a relay, and autocast
 _identities = itertools.count()  # of decorated functions
 
 
@@ -121,11 +120,20 @@ _pytree.register_pytree_node(_Static, lambda static: ([], static.value), _value)
 
 
 class _Entry:
-    """A function that graphs may call, and its plans by what is known of its inputs."""
+    """A function that graphs may call, and its plans by what is known of its inputs.
 
-    def __init__(self, relay: FunctionRelay | BatchedRelay) -> None:
-        self.relay = relay
+    Args:
+        relay: the function.
+        autocast: where it was traced; the compiler switches it off where the graph runs.
+    """
+
+    def __init__(self, relay: FunctionRelay | BatchedRelay, autocast: Sequence[torch.dtype | None]) -> None:
+        self.relay, self._autocast = relay, autocast
         self.plans: dict[Any, symbolic.Plan] = {}
+
+    def as_traced(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the function runs as it was traced."""
+        return source.autocasting(self._autocast) if any(self._autocast) else contextlib.nullcontext()
 
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
         narrows = self.relay.exchange.source.narrows()
@@ -182,11 +190,13 @@ def _is_recording() -> bool:
 
 def name_of(relay: FunctionRelay | BatchedRelay) -> str:
     """Return the name of a relay in graphs, which is given once."""
-    name = _names.get(id(relay))
+    autocast = source.autocast()
+    key = id(relay), *autocast
+    name = _names.get(key)
     if name is None:
         name = f"{relay.call} #{len(_names)} of {_PROCESS}"
-        _entries[name] = _Entry(relay)
-        _names[id(relay)] = name
+        _entries[name] = _Entry(relay, autocast)
+        _names[key] = name
     return name
 
 
@@ -232,8 +242,8 @@ def _kinds(kinds: str) -> list[tuple[torch.dtype, int]]:
 
 
 def _call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[int], place: int) -> list[Tensor]:
-    with _as_called():
-        entry = _entry(function)
+    entry = _entry(function)
+    with _as_called(), entry.as_traced():
         return entry.checked(entry.relay(xs).leaves, xs, kinds, sizes)
 
 
@@ -242,7 +252,7 @@ def _vjp(
 ) -> list[Tensor]:
     entry = _entry(function)
     lent, weights = _lent(xs, entry.relay.exchange)
-    with _as_called(), torch.enable_grad():
+    with _as_called(), torch.enable_grad(), entry.as_traced():
         outcome, back = entry.relay.vjp(lent, wanted)
         leaves = entry.checked(outcome.leaves, xs, kinds, sizes)
         return [*leaves, torch.from_numpy(residuals.keep(_Watched(back, weights) if weights else back))]
@@ -299,9 +309,19 @@ def _pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> lis
 
 
 def _as_called() -> Any:
-    """Let autograd record again, which is off inside of an operation: the foreign function may call torch again."""
+    """Let torch do again what is off inside of an operation: the foreign function may call torch again.
+
+    That is autograd, function transforms, and lazy conjugation, without which numbers are wrong. Autocast stays.
+    """
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD)
+    return torch._C._ForceDispatchKeyGuard(included, excluded & _excluded_from_the_start())
+
+
+@functools.cache
+def _excluded_from_the_start() -> Any:
+    """Return what a thread excludes before anybody asks for it; private: nothing public shows it (torch 2.13)."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(torch._C._dispatch_tls_local_exclude_set).result()
 
 
 # What they promise while a graph is traced.
@@ -327,7 +347,8 @@ def _followed(function: str, xs: Sequence[Tensor], kinds: str, sizes: Sequence[i
         from polybridge.backends.torch import transforms  # which imports this module
 
         entry = _entry(function)
-        return transforms.followed(entry.relay, xs, entry.wanted(xs))
+        with entry.as_traced():
+            return transforms.followed(entry.relay, xs, entry.wanted(xs))
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.polybridge.call.default(function, xs, kinds, sizes, place)
 

@@ -198,8 +198,13 @@ def _abstract(relay: FunctionRelay, xs: Sequence[Tensor | None], mode: FakeTenso
         note_draw()
     with mode, torch._C.DisableTorchFunction():  # torch's conversion of real tensors shall see these
         influence = [tensors[i] for i, c in zip(wanted, connected, strict=True) if c]
-        leaves = _fakes(plan, [x if isinstance(x, FakeTensor) else mode.from_tensor(x) for x in influence])
+        leaves = _fakes(plan, [x if _is_fake(x) else mode.from_tensor(x) for x in influence])
     return Outcome(leaves, plan.structure, plan.differentiable)
+
+
+def _is_fake(x: Tensor) -> bool:
+    """Whether it is a fake, or what function transforms have made of one: a new fake would have no history."""
+    return isinstance(x, FakeTensor) or is_functorch_wrapped_tensor(x)
 
 
 def _connected(plan: Abstract, count: int) -> tuple[bool, ...]:

@@ -8,8 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch._C import _is_fwd_grad_enabled  # private, as the hooks
+from torch._C._autograd import (  # type: ignore[attr-defined] # private: nothing public takes hooks off (torch 2.13)
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _saved_tensors_hooks_is_enabled,
+    _top_saved_tensors_default_hooks,
+)
 from torch._C._functorch import is_functorch_wrapped_tensor  # private, as in native.py
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
+from torch.autograd.forward_ad import _set_fwd_grad_enabled  # private, as above
 from torch.autograd.graph import (
     GradientEdge,
     Node,
@@ -38,7 +46,10 @@ def run(fn: Callable[[], Any]) -> Any:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             return fn()
-    return fn()
+    if _is_alone():
+        return fn()
+    with _apart():
+        return fn()
 
 
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
@@ -66,20 +77,24 @@ class RecordingEvaluator(Evaluator):
             _traced.draws = _traced.draws or around
 
     def _vjp(self, inputs: Sequence[Tensor], wanted: Sequence[int], run: Run) -> tuple[Results, Pullback]:
-        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            with _recording():
-                return self._vjp(inputs, wanted, run)
-        recorded = list(inputs)
-        for i in wanted:
-            recorded[i] = inputs[i].detach().requires_grad_()
-        results = run(recorded)
-        tensors: list[Any] = results.tensors
-        edges = []
-        for i, is_output in enumerate(results.differentiable):
-            if is_output:
-                edges.append(_edge(tensors[i]))
-                tensors[i] = tensors[i].detach()
-        return results, GraphPullback(list(map(recorded.__getitem__, wanted)), edges)
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and _is_alone():
+            return _recorded(inputs, wanted, run)
+        with _recording():
+            return _recorded(inputs, wanted, run)
+
+
+def _recorded(inputs: Sequence[Tensor], wanted: Sequence[int], run: Run) -> tuple[Results, Pullback]:
+    recorded = list(inputs)
+    for i in wanted:
+        recorded[i] = inputs[i].detach().requires_grad_()
+    results = run(recorded)
+    tensors: list[Any] = results.tensors
+    edges = []
+    for i, is_output in enumerate(results.differentiable):
+        if is_output:
+            edges.append(_edge(tensors[i]))
+            tensors[i] = tensors[i].detach()
+    return results, GraphPullback(list(map(recorded.__getitem__, wanted)), edges)
 
 
 def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
@@ -253,8 +268,8 @@ def fake_mode() -> FakeTensorMode | None:
 
 def state() -> Context:
     """Capture what torch keeps per thread: grad mode, autocast and the default device."""
-    grad, autocast, device = torch.is_grad_enabled(), _autocast(), torch.get_default_device()
-    is_plain = device.type == "cpu" and not any(autocast)
+    grad, dtypes, device = torch.is_grad_enabled(), autocast(), torch.get_default_device()
+    is_plain = device.type == "cpu" and not any(dtypes)
 
     def entered() -> contextlib.AbstractContextManager[Any]:
         if is_plain and not torch._C._is_any_autocast_enabled():  # private: the public one asks for one kind of device
@@ -262,11 +277,19 @@ def state() -> Context:
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(device)
-        for kind, dtype in zip(AUTOCAST, autocast, strict=True):
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+        stack.enter_context(autocasting(dtypes))
         return stack
 
     return entered
+
+
+@contextlib.contextmanager
+def autocasting(dtypes: Sequence[torch.dtype | None]) -> Iterator[None]:
+    """Let autocast be as `autocast` has found it."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype in zip(AUTOCAST, dtypes, strict=True):
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+        yield
 
 
 AUTOCAST = ("cpu", "cuda")
@@ -345,7 +368,12 @@ _latest = _Randomness(b"")
 _HAS_CUDA = torch.backends.cuda.is_built()
 
 
-def _autocast() -> list[torch.dtype | None]:
+def modes() -> tuple[torch.dtype | None, ...]:
+    """Return what dtypes of results depend on."""
+    return (*autocast(), torch.get_default_dtype())
+
+
+def autocast() -> list[torch.dtype | None]:
     """Return for each kind of device the dtype that autocast uses, None where it is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in AUTOCAST]
 
@@ -353,7 +381,35 @@ def _autocast() -> list[torch.dtype | None]:
 def _recording() -> contextlib.AbstractContextManager[Any]:
     if torch.is_inference_mode_enabled():
         return _recording_outside_inference_mode()
-    return NOTHING if torch.is_grad_enabled() else torch.enable_grad()
+    if _is_alone():
+        return NOTHING if torch.is_grad_enabled() else torch.enable_grad()
+    return _recording_apart()
+
+
+def _is_alone() -> bool:
+    """Whether torch does nothing around this call, which is another framework's, that must be kept out of it."""
+    return _top_saved_tensors_default_hooks(False) is None and _is_fwd_grad_enabled()
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Take saved-tensor hooks off, and switch forward mode on, which an autograd function switches off."""
+    hooks = []
+    while _saved_tensors_hooks_is_enabled() and (pair := _top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        _pop_saved_tensors_default_hooks()
+    try:
+        with _set_fwd_grad_enabled(True):
+            yield
+    finally:
+        for pair in reversed(hooks):
+            _push_saved_tensors_default_hooks(*pair)
+
+
+@contextlib.contextmanager
+def _recording_apart() -> Iterator[None]:
+    with _apart(), torch.enable_grad():
+        yield
 
 
 @contextlib.contextmanager
