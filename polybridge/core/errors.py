@@ -385,6 +385,14 @@ class NotDifferentiableError(PolybridgeError, RuntimeError):
         return cls(f"`{call}` was to be differentiated in args[{number}], which {found}. Give `numpy.asarray(...)`.")
 
     @classmethod
+    def without_argument(cls, call: str, number: int, count: int) -> NotDifferentiableError:
+        """Say that there is no such argument."""
+        return cls(
+            f"`{call}` was to be differentiated in args[{number}] (`argnums=`), and was called with {count} positional "
+            f"arguments. Pass that argument by position."
+        )
+
+    @classmethod
     def keywords(cls, call: str, names: Iterable[str]) -> NotDifferentiableError:
         """Say that a forward rule takes positional arguments only."""
         return cls(

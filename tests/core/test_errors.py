@@ -95,6 +95,7 @@ EXAMPLES = [
     errors.NotDifferentiableError.transposed("f"),
     errors.CompilationError.in_torchscript("f"),
     errors.ResidualError.written("f"),
+    errors.NotDifferentiableError.without_argument("f", 2, 1),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

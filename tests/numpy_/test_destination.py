@@ -103,6 +103,20 @@ def test_the_gradient_in_something_without_arrays_is_refused(other):
         in_numpy(other, lambda x, n: other.sum(x * n)).grad(X, 2.0, argnums=1)
 
 
+@pytest.mark.parametrize(
+    ("derivative", "argnums"), [("grad", 2), ("value_and_grad", -3), ("grad", (0, 2)), ("hessian", 2)], ids=str
+)
+def test_an_argument_that_is_not_there(other, derivative, argnums):
+    f = in_numpy(other, lambda a, b: other.sum(a * b))
+    with pytest.raises(polybridge.NotDifferentiableError, match=r"args\[(2|-3)\].*called with 2 positional arguments"):
+        getattr(f, derivative)(X, X, argnums=argnums)
+
+
+def test_the_number_of_an_argument_may_be_an_integer_of_numpy(other):
+    f = in_numpy(other, lambda a, b: other.sum(a * b))
+    np.testing.assert_allclose(f.grad(X, 2 * X, argnums=np.int64(1)), X)
+
+
 def test_the_pullback(other):
     y, pullback = in_numpy(other, lambda x: other.sin(x) * x).vjp(X)
     np.testing.assert_allclose(y, np.sin(X) * X, rtol=1e-15)

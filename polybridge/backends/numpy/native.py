@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -76,13 +76,13 @@ def value_and_grad(
         argnums: which of them the gradient is taken in; for several of them it is a tuple.
         kwargs: its keyword arguments.
     """
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = (argnums,) if isinstance(argnums, SupportsIndex) else tuple(argnums)
     value, recording = recorded(function, args, kwargs, numbers)
     for number, argument in zip(numbers, recording.arguments, strict=True):
         if not argument.floating:
             raise NotDifferentiableError.of_argument(recording.call, number, "holds no floating or complex array")
     gradients = recording.pull([recording.one()])
-    return value, gradients[0] if isinstance(argnums, int) else tuple(gradients)
+    return value, gradients[0] if isinstance(argnums, SupportsIndex) else tuple(gradients)
 
 
 def hessian(function: Function, *args: Any, argnums: int = 0, **kwargs: Any) -> Array:

@@ -14,7 +14,7 @@ from polybridge.backends.numpy import convert
 from polybridge.backends.numpy.convert import Array
 from polybridge.core import orders, trees
 from polybridge.core.backend import spread
-from polybridge.core.errors import CotangentError, OutputError
+from polybridge.core.errors import CotangentError, NotDifferentiableError, OutputError
 from polybridge.core.relay import Outcome, Relay
 from polybridge.core.specs import COMPLEX, DIFFERENTIABLE, TensorSpec, dtype
 from polybridge.core.trees import Kind, Structure
@@ -129,13 +129,22 @@ def waiting_for(recording: Recording | None) -> Iterator[None]:
 def recorded(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Iterable[int]
 ) -> tuple[Any, Recording]:
-    """Call the function and record its evaluation for the derivative in the arguments of these numbers."""
+    """Call the function and record its evaluation for the derivative in the arguments of these numbers.
+
+    Raises:
+        NotDifferentiableError: there is no argument of a number.
+    """
     arguments, start = [], 0
     for arg in args:
         arrays, structure = trees.separate(arg, _classify, _kept)
         arguments.append(Argument(arrays, structure, start))
         start += len(arrays)
-    recording = Recording(function.__name__, [arguments[number] for number in numbers])
+    chosen = []
+    for number in numbers:
+        if not -len(args) <= number < len(args):
+            raise NotDifferentiableError.without_argument(function.__name__, number, len(args))
+        chosen.append(arguments[number])
+    recording = Recording(function.__name__, chosen)
     with waiting_for(recording):
         return function(*args, **kwargs), recording
 
