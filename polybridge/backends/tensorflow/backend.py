@@ -34,6 +34,7 @@ class TensorFlowBackend(Backend):
     wrap_as_native = staticmethod(native.wrap_as_native)
     decorate = staticmethod(_private.not_for_autograph)
     spec = staticmethod(convert.spec)
+    dtype_name = staticmethod(convert.dtype_name)
     is_differentiable = staticmethod(convert.is_differentiable)
     dense = staticmethod(convert.dense)
     to_dlpack = staticmethod(convert.to_dlpack)
