@@ -180,7 +180,7 @@ def separate_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classifier, convert: Callable[[Kind, Any, Any, int], Any]
 ) -> tuple[Sequence[Any], Structure]:
     """Return what `separate((args, kwargs), ...)` does, without a walk where tensors are all that is given."""
-    if not kwargs and (classify.tensors.issuperset(map(type, args)) or all(classify(x) is Kind.TENSOR for x in args)):
+    if not kwargs and (classify.tensors.issuperset(map(type, args)) or all(map(classify.is_tensor, args))):
         return args, _positional(len(args))
     return separate((args, kwargs), classify, convert)
 
@@ -279,12 +279,18 @@ class Classifier:
             kind = self._ask(leaf)
             if kind is Kind.TENSOR or not self._is_tree(leaf):
                 self._known[type(leaf)] = kind
-            if kind is Kind.TENSOR:
-                self.tensors.add(type(leaf))
         return kind
 
+    def is_tensor(self, leaf: Any) -> bool:
+        """Whether it is a tensor of the backend."""
+        if type(leaf) not in self.tensors:
+            if not self._is_tensor(leaf):
+                return False
+            self.tensors.add(type(leaf))
+        return True
+
     def _ask(self, leaf: Any) -> Kind:
-        if self._is_tensor(leaf):
+        if self.is_tensor(leaf):
             return Kind.TENSOR
         if isinstance(leaf, ARRAYS):
             return Kind.ARRAY
