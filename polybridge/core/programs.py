@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polybridge.core.backend import Backend
 from polybridge.core.errors import OutputError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.exchange import array_to
-from polybridge.core.trees import Classify, Kind, Structure, path, separate
+from polybridge.core.trees import Classifier, Kind, Structure, path, separate_result
 
 if TYPE_CHECKING:
     from polybridge.core.evaluator import Evaluator  # which imports this module
@@ -87,7 +87,7 @@ class UserFunction(Program):
     """The user's function, for arguments of one structure."""
 
     def __init__(
-        self, fn: Callable[..., Any], call: str, source: Backend, structure: Structure, classify: Classify
+        self, fn: Callable[..., Any], call: str, source: Backend, structure: Structure, classify: Classifier
     ) -> None:
         """Prepare the program.
 
@@ -107,11 +107,11 @@ class UserFunction(Program):
         return self._results(self.fn(*args, **kwargs))
 
     def _results(self, returned: Any) -> Results:
-        tensors, structure = separate(returned, self._classify, self._converted)
+        tensors, structure = separate_result(returned, self._classify, self._converted)
         promised = self.promised
         if promised is not None and not structure.is_same(promised):
             try:
-                tensors, structure = separate(promised.ordered(returned), self._classify, self._converted)
+                tensors, structure = separate_result(promised.ordered(returned), self._classify, self._converted)
             except ValueError:  # of other containers
                 raise self._differs(structure, promised) from None
             if not structure.is_same(promised):

@@ -161,8 +161,6 @@ def separate(
         convert: makes a tensor of a leaf that is neither one nor static, given its kind, the leaf, the treedef and its
             position; or raises.
     """
-    if classify(tree) is Kind.TENSOR:
-        return [tree], _ONE
     leaves, treedef = flatten(tree)
     dynamic: list[int] = []
     tensors: list[Any] = []
@@ -183,6 +181,13 @@ def separate_arguments(
     if not kwargs and (classify.tensors.issuperset(map(type, args)) or all(map(classify.is_tensor, args))):
         return args, _positional(len(args))
     return separate((args, kwargs), classify, convert)
+
+
+def separate_result(
+    tree: Any, classify: Classifier, convert: Callable[[Kind, Any, Any, int], Any]
+) -> tuple[list[Any], Structure]:
+    """Return what `separate(tree, ...)` does, without a walk where the result is one tensor."""
+    return ([tree], _ONE) if classify.is_tensor(tree) else separate(tree, classify, convert)
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:

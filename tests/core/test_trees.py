@@ -296,7 +296,7 @@ def test_positional_tensors_are_named_by_their_path():
 def test_a_tensor_alone_has_the_structure_of_a_leaf(monkeypatch):
     monkeypatch.setattr(trees.optree, "tree_flatten", None)
     x = toy.array(1.0)
-    tensors, structure = trees.separate(x, classifier(polybridge.get_backend("toy")), None)
+    tensors, structure = trees.separate_result(x, classifier(polybridge.get_backend("toy")), None)
     assert tensors == [x] and structure.rebuild([x]) is x and structure.result(0) == "result"
 
 
