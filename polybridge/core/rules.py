@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -129,6 +130,9 @@ class RuleEvaluator(Evaluator):
         """Keep the program."""
         super().__init__(program.source, partial(lent, program), partial(copied, program))
         self._program, self._lent, self._copied = program, lent, copied
+        self._writing: bool | None = None  # whether `bwd` writes to residuals, once it has shown
+        self._keeping: bool | None = None  # whether `fwd` keeps them, and may write to them when it runs next
+        self._probes: list[weakref.ref[Any] | None] | None = None  # the memory of those of its first run
 
     def vjp(self, inputs: Sequence[Tensor], wanted: Sequence[int]) -> tuple[Results, Pullback]:
         """Run the forward half of the rule, and return the pullback that is the other half."""
@@ -165,12 +169,23 @@ class RuleEvaluator(Evaluator):
 
         def evaluate(primals: Sequence[Tensor]) -> tuple[Results, list[Tensor], Callable[..., list[Tensor | None]]]:
             results, residuals = lent(program.forward, _merged(inputs, wanted, primals))
-            outputs, kept = results.take_outputs(), _Residuals(source, program.call, residuals)
+            if self._keeping is None and self._probes is not None:
+                self._keeping = any(probe is None or probe() is not None for probe in self._probes)
+            kept = _Residuals(source, program.call, residuals, copied=self._keeping is not False)
+            if self._probes is None and lent is self._lent:  # and not on placeholders
+                self._probes = kept.probes(residuals)
+            del residuals
+            outputs = results.take_outputs()
             specs = [source.spec(y) for y in outputs]
 
             def call(cts: Sequence[Tensor | None]) -> list[Tensor | None]:
                 filled = _filled(source, cts, specs)
-                found = source.run(lambda: program.backward(kept(), results, filled))
+                given = kept(copied=self._writing is not False)
+                found = source.run(lambda: program.backward(given, results, filled))
+                if self._writing is None and lent is self._lent:  # and not on placeholders, which have no values
+                    self._writing = kept.written(given)
+                elif self._writing is False:
+                    kept.check()
                 return [self._checked(found[i], *expected) for i, expected in promised.items()]
 
             return results, outputs, call
@@ -261,29 +276,42 @@ class _Pushed(Pullback):
 class _Residuals:
     """What `fwd` has left for `bwd`, which gets it each time as it was.
 
-    Where its framework writes in place, `bwd` gets copies: what it writes to may be the caller's inputs, and a Jacobian
-    asks again. And `fwd` may write to the same memory when it runs next.
+    Where its framework writes in place, `fwd` may write to the same memory when it runs next, and `bwd` to what may be
+    the caller's inputs, or be asked for again. So copies are kept where nobody watches, until `fwd` has shown that it
+    lets go of what it returns, and `bwd` gets copies until it has shown that it does not write.
     """
 
-    def __init__(self, source: Backend, call: str, residuals: Any) -> None:
-        self._source, self._call, self._residuals = source, call, residuals
+    def __init__(self, source: Backend, call: str, residuals: Any, copied: bool) -> None:
+        self._source, self._call = source, call
         self._leaves, self._treedef = flatten(residuals)
         self._places = [i for i, leaf in enumerate(self._leaves) if source.writes and _is_plain(source, leaf)]
-        if not source.counts_writes:
+        if copied and not source.counts_writes:
             self._leaves = self._copies()
         self._versions = self._seen()
 
-    def __call__(self) -> Any:
-        """Return them.
+    def probes(self, residuals: Any) -> list[weakref.ref[Any] | None]:
+        """Return references to the memory of what `fwd` has returned, None where there can be none."""
+        leaves, _ = flatten(residuals)
+        return [_memory(leaves[i]) for i in self._places]
+
+    def __call__(self, copied: bool) -> Any:
+        """Return them, or copies of them.
 
         Raises:
             MutationError: somebody has written to them.
         """
-        if not self._places:
-            return self._residuals
+        self.check()
+        return unflatten(self._treedef, self._copies() if copied else list(map(_locked, self._leaves)))
+
+    def check(self) -> None:
+        """Raise a MutationError if somebody has written to them."""
         if self._seen() != self._versions:
             raise MutationError.residuals(self._call)
-        return unflatten(self._treedef, self._copies())
+
+    def written(self, copies: Any) -> bool:
+        """Return whether copies of them have been written to."""
+        leaves, _ = flatten(copies)
+        return not all(self._source.same(self._leaves[i], leaves[i]) for i in self._places)
 
     def _copies(self) -> list[Any]:
         leaves = list(self._leaves)
@@ -297,6 +325,24 @@ class _Residuals:
         if not self._source.counts_writes:
             return []
         return [_version(self._source, self._leaves[i]) for i in self._places]
+
+
+def _memory(leaf: Any) -> weakref.ref[Any] | None:
+    """Return a weak reference to what holds the memory of a tensor."""
+    base = getattr(leaf, "base", None)
+    try:
+        return weakref.ref(leaf if base is None else base)
+    except TypeError:
+        return None
+
+
+def _locked(leaf: Any) -> Any:
+    """Return a view that NumPy lets nobody write to; NumPy does not count writes."""
+    if type(leaf) is not np.ndarray:
+        return leaf
+    view = leaf.view()
+    view.flags.writeable = False
+    return view
 
 
 def _version(source: Backend, tensor: Tensor) -> int:

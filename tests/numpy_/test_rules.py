@@ -159,6 +159,68 @@ def test_a_backward_that_writes_to_its_residuals_gives_every_row_of_a_jacobian(s
     np.testing.assert_array_equal(rows, np.diag(2 * X))
 
 
+@pytest.mark.parametrize("src", ["torch", "numpy"])
+def test_a_backward_that_begins_to_write_to_its_residuals_is_an_error(src):
+    writes = []
+
+    def bwd(residuals, ct):
+        return in_place(residuals, ct) if writes else (2 * residuals[0] * ct,)
+
+    f = polybridge.wrap(lambda x: x**2, src=src, dst="numpy", vjp=(WRITING["vjp"][0], bwd))
+    for _ in range(2):
+        np.testing.assert_array_equal(f.vjp(X)[1](np.ones(3))[0], 2 * X)
+    writes.append(True)
+    with pytest.raises((polybridge.MutationError, ValueError), match=r"residuals|read-only"):
+        f.vjp(X)[1](np.ones(3))
+
+
+def test_a_backward_that_does_not_write_is_given_the_residuals_themselves():
+    given = []
+
+    def bwd(residuals, ct):
+        given.append(residuals)
+        return (2 * residuals * ct,)
+
+    f = polybridge.wrap(lambda x: x**2, src="numpy", dst="numpy", vjp=(lambda x: (x**2, x), bwd))
+    _, pullback = f.vjp(X)
+    rows = [pullback(row)[0] for row in np.eye(3)]
+    np.testing.assert_array_equal(rows, np.diag(2 * X))
+    assert not np.shares_memory(given[0], given[1]) and np.shares_memory(given[1], given[2])
+
+
+@pytest.mark.parametrize("kept", [lambda memory: memory, lambda memory: memory[:], lambda memory: memory[1:-1][1:-1]])
+def test_residuals_in_memory_that_every_forward_writes_to(kept):
+    """In all of it, or in a view."""
+    memory = np.empty(3 if kept(np.empty(3)).size else 7)
+
+    def fwd(x):
+        return np.sin(x), np.cos(x, out=kept(memory))
+
+    f = polybridge.wrap(np.sin, src="numpy", dst="numpy", vjp=(fwd, lambda r, ct: (r * ct,)))
+    points = [X, 2 * X, 3 * X, 4 * X]
+    pullbacks = [f.vjp(x)[1] for x in points]
+    for pullback, x in zip(pullbacks, points, strict=True):
+        np.testing.assert_array_equal(pullback(np.ones(3))[0], np.cos(x))
+
+
+def test_residuals_that_the_forward_lets_go_of_are_not_copied():
+    returned, given = [], []
+
+    def fwd(x):
+        cos = np.cos(x)
+        returned.append(cos.ctypes.data)
+        return np.sin(x), cos
+
+    def bwd(residuals, ct):
+        given.append(residuals.ctypes.data)
+        return (residuals * ct,)
+
+    f = polybridge.wrap(np.sin, src="numpy", dst="numpy", vjp=(fwd, bwd))
+    for x in (X, 2 * X, 3 * X):
+        np.testing.assert_array_equal(f.vjp(x)[1](np.ones(3))[0], np.cos(x))
+    assert [a == b for a, b in zip(returned, given, strict=True)] == [False, True, True]
+
+
 def test_residuals_in_memory_that_the_next_forward_writes_to_are_those_of_their_own():
     cos = np.empty(3)
     rule = (lambda x: (np.sin(x), np.cos(x, out=cos)), lambda r, ct: (r * ct,))
