@@ -119,7 +119,7 @@ def stepped(x: Any) -> Any:
     return x + 0.1 / 6 * (k1 + 2 * k2 + 2 * k3 + rate(x + 0.1 * k3))
 
 
-# Small functions of JAX, of two operations to some sixty: without a bridge that compiles, each call traces them anew.
+# Small functions of JAX, of two operations to some forty: without a bridge that compiles, each call traces them anew.
 SMALL = (
     Workload("log_softmax", {"jax": jax.nn.log_softmax}),
     Workload("gelu", {"jax": jax.nn.gelu}),
