@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import torch
 import torch._dynamo.testing
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import TransformType, get_interpreter_stack, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 import polybridge
@@ -596,3 +596,15 @@ def test_a_node_knows_the_shapes_and_dtypes_of_its_results():
     known = []
     Two.apply(torch.ones(3, requires_grad=True))[0].sum().backward()
     assert known == [((3,), torch.float32), ((), torch.float64)]
+
+
+def test_what_transforms_have_wrapped_is_found():
+    found = []
+
+    def looked(x):
+        found.append(transforms._unwrapped(x))
+        return x.sum()
+
+    x = torch.ones(2, 3, requires_grad=True)
+    torch.vmap(torch.func.grad(looked))(x)
+    assert found[0].shape == (2, 3) and found[0].requires_grad and not is_functorch_wrapped_tensor(found[0])

@@ -184,3 +184,25 @@ def test_a_batch_of_no_examples_has_results_of_none():
     found = everything(polybridge.wrap(tf.sin, src="tf", dst="torch"))
     for y, expected in zip(found, everything(torch.sin), strict=True):
         torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.filterwarnings("ignore::polybridge.UntracedWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_function_of_jax_that_asks_for_values_has_batches_where_nobody_differentiates(grad):
+    f, x = polybridge.wrap(lambda x: x * float(x.sum()), src="jax", dst="torch"), values(2, 3).float()
+    with torch.set_grad_enabled(grad):
+        with pytest.warns(polybridge.LoopWarning):
+            found = vmap(f)(x)
+        torch.testing.assert_close(found, x * x.sum(1, keepdim=True))
+        torch.testing.assert_close(vmap(vmap(f))(x[None])[0], found)
+
+
+@ignoring_loops
+@pytest.mark.parametrize("outer", [False, True], ids=["inside", "outside"])
+def test_a_batch_is_followed_where_somebody_differentiates(source, outer):
+    found = []
+    for f in (native(lambda m, x: m.sin(x) * x), wrapped(source, lambda m, x: m.sin(x) * x)):
+        x = values(2, 3).requires_grad_(outer)
+        y = vmap(f)(x) if outer else vmap(grad(lambda x, f=f: f(x).sum()))(x)
+        found.append(torch.autograd.grad(y.sum(), x)[0] if outer else y)
+    torch.testing.assert_close(*found)

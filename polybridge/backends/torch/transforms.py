@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks  # private, as in native.py
-from torch._C._functorch import TransformType, get_interpreter_stack  # private: no public call shows them (torch 2.13)
+from torch._C._functorch import (  # private: no public call shows them (torch 2.13)
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+)
 from torch.autograd import forward_ad
 
 from polybridge.backends.torch import compiled, convert, legacy
@@ -26,7 +31,7 @@ Tensor = torch.Tensor
 def crossing(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome:
     """Evaluate a relay at tensors that transforms have wrapped."""
     wanted = [i for i, x in enumerate(xs) if convert.is_differentiable(x)]
-    run = _Run(relay, wanted, _differentiated_batches())
+    run = _Run(relay, wanted, _differentiated_batches(), _is_followed(xs))
     *leaves, _ = _Evaluation.apply(run, *xs)  # type: ignore[no-untyped-call]
     assert run.outcome is not None
     return run.outcome.with_leaves(leaves)
@@ -51,15 +56,17 @@ def is_forward_mode() -> bool:
 class _Run:
     """What goes into an evaluation, and comes out of it, beside tensors."""
 
-    __slots__ = ("differentiated", "outcome", "relay", "wanted")
+    __slots__ = ("differentiated", "is_followed", "outcome", "relay", "wanted")
 
     def __init__(
         self,
         relay: FunctionRelay | BatchedRelay,
         wanted: Sequence[int],
         differentiated: frozenset[int] = frozenset(),
+        is_followed: bool = True,
     ) -> None:
         self.relay, self.wanted, self.differentiated = relay, wanted, differentiated
+        self.is_followed = is_followed
         self.outcome: Outcome | None = None
 
 
@@ -72,6 +79,10 @@ class _Evaluation(torch.autograd.Function):
             plan = compiled.abstract(run.relay, xs)
             run.outcome = Outcome([], plan.structure, plan.differentiable)
             return tuple(compiled.vjp(run.relay, xs, run.wanted))
+        if not run.is_followed:  # a function that asks for values may have no derivative
+            outcome = run.relay(xs) if run.relay.told else run.relay.vjp(xs, ())[0]
+            run.outcome = outcome.with_leaves([])
+            return (*outcome.leaves, torch.zeros(1, dtype=torch.int64))
         lent = (
             xs if _top_saved_tensors_default_hooks(False) is None else run.relay.exchange.copies(xs)
         )  # as in native.py
@@ -120,7 +131,7 @@ class _Evaluation(torch.autograd.Function):
             for i, axis in enumerate(axes):
                 if axis is None and convert.is_differentiable(inputs[i]):
                     inputs[i], axes[i] = inputs[i].expand(size, *inputs[i].shape), 0
-        inner = _Run(batched(run.relay, tuple(axes)), run.wanted, run.differentiated)
+        inner = _Run(batched(run.relay, tuple(axes)), run.wanted, run.differentiated, run.is_followed)
         *leaves, token = _Evaluation.apply(inner, *inputs)  # type: ignore[no-untyped-call]
         run.outcome = inner.outcome
         return (*leaves, token.expand(size, *token.shape)), 0
@@ -279,6 +290,20 @@ def _filled(tangents: Sequence[Tensor | None], values: Sequence[Tensor]) -> list
 def _level() -> int:
     """Return the level of the transform whose rule is running: those above it have been left for the time."""
     return len(get_interpreter_stack() or ()) + 1
+
+
+def _is_followed(xs: Sequence[Tensor]) -> bool:
+    """Whether somebody differentiates, by a transform or outside of all."""
+    keys = [interpreter.key() for interpreter in get_interpreter_stack() or ()]
+    if is_forward_mode() or TransformType.Grad in keys or TransformType.Jvp in keys:
+        return True
+    return torch.is_grad_enabled() and any(_unwrapped(x).requires_grad for x in xs)
+
+
+def _unwrapped(x: Tensor) -> Tensor:
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x
 
 
 def _differentiated_batches() -> frozenset[int]:
