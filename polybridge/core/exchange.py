@@ -82,11 +82,6 @@ class Exchange:
         return sharing(self.source, self.dest)
 
     @functools.cached_property
-    def _reference(self) -> Callable[[Tensor], Tensor] | None:
-        """The source's way to another object on the same memory; None where that is the tensor itself."""
-        return None if type(self.source).reference is Backend.reference else self.source.reference
-
-    @functools.cached_property
     def _is_copied(self) -> bool | None:
         """Whether what is given is a copy; None where that depends on who else refers to it."""
         if self.copy == "auto":
@@ -106,8 +101,7 @@ class Exchange:
             if _counters:
                 _count(tensor, self.source, copied=self.source.dense(tensor) is not tensor)
             return self.source.to_numpy(tensor)
-        if self._reference is not None:
-            tensor = self._reference(tensor)  # a new object: who still holds the old one can be seen
+        tensor = self.source.reference(tensor)  # a new object: who still holds the old one can be seen
         is_copied = self._is_copied
         if is_copied is None:
             is_copied = not self.source.owns(tensor)
@@ -165,9 +159,9 @@ class Loan:
         """Return the tensors in the source's framework, None where there is none."""
         if self._guarding:
             self._reconsider()
-        dest, source = self._exchange.dest, self._exchange.source
         if not self._guarding or self._inside:
             return list(map(self._carry, tensors))
+        dest, source = self._exchange.dest, self._exchange.source
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
         return [None if x is None else move(x, dest, source, own=False) for x in copies]

@@ -15,8 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from operator import is_not
 from typing import Any
 
 from polybridge.core import forks
@@ -302,12 +300,9 @@ class PullbackRelay(Relay):
         leaves = list(map(found.__getitem__, self._results))
         found.clear()
         given = _given(self.exchange, leaves, self.call)
-        connected = tuple(map(is_not, given, repeat(None)))
+        connected = tuple([x is not None for x in given])
         if self._given is not None:
-            dest = self.exchange.dest
-            for i, name in enumerate(self._given):
-                if given[i] is not None and dest.dtype_name(given[i]) != name:
-                    given[i] = widened(dest, given[i], name)
+            given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]
         return Outcome(given, None, connected)
 
 

@@ -178,7 +178,7 @@ def separate_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], classify: Classifier, convert: Callable[[Kind, Any, Any, int], Any]
 ) -> tuple[Sequence[Any], Structure]:
     """Return what `separate((args, kwargs), ...)` does, without a walk where tensors are all that is given."""
-    if not kwargs and (classify.tensors.issuperset(map(type, args)) or all(map(classify.is_tensor, args))):
+    if not kwargs and all(map(classify.is_tensor, args)):
         return args, _positional(len(args))
     return separate((args, kwargs), classify, convert)
 
@@ -259,9 +259,6 @@ class Classifier:
         is_composite: whether it is made of such, without being one.
         is_foreign: whether it is a tensor of another.
         is_tree: whether it is a container to somebody, so that the next of its type may have other things in it.
-
-    Attributes:
-        tensors: the types of tensors that have been met.
     """
 
     def __init__(
@@ -275,24 +272,22 @@ class Classifier:
         self._is_tensor, self._is_composite, self._is_foreign = is_tensor, is_composite, is_foreign
         self._is_tree = is_tree
         self._known = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
-        self.tensors: set[type] = set()
 
     def __call__(self, leaf: Any) -> Kind:
         """Return what it is."""
         kind = self._known.get(type(leaf))
         if kind is None:
             kind = self._ask(leaf)
-            if kind is Kind.TENSOR or not self._is_tree(leaf):
+            if kind is not Kind.TENSOR and not self._is_tree(leaf):
                 self._known[type(leaf)] = kind
         return kind
 
     def is_tensor(self, leaf: Any) -> bool:
         """Whether it is a tensor of the backend."""
-        if type(leaf) not in self.tensors:
-            if not self._is_tensor(leaf):
-                return False
-            self.tensors.add(type(leaf))
-        return True
+        kind = self._known.get(type(leaf))
+        if kind is None and self._is_tensor(leaf):
+            kind = self._known[type(leaf)] = Kind.TENSOR
+        return kind is Kind.TENSOR
 
     def _ask(self, leaf: Any) -> Kind:
         if self.is_tensor(leaf):

@@ -110,8 +110,7 @@ def to_dlpack(tensor: jax.Array) -> Any:
     """Return a capsule on the memory of a dense array, once its values have been computed."""
     # Private, as below: `__dlpack__` takes four times as long for its options, which are not needed here.
     capsule = _jax.buffer_to_dlpack_managed_tensor(tensor, stream=None)
-    if hasattr(tensor, _OWNED):
-        _disown(tensor)
+    _disown(tensor)
     return capsule
 
 

@@ -15,8 +15,6 @@ from torch.utils.dlpack import to_dlpack as _to_dlpack
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import BFLOAT16, DIFFERENTIABLE, SUPPORTED, TensorSpec
 
-_STRIDED = torch.strided
-_COMMON = (torch.Tensor, torch.nn.Parameter)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
@@ -69,14 +67,6 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         UnsupportedTensorError: as `dtype_name`, and fake tensors and others without memory, such as masked ones.
     """
-    if (
-        type(tensor) in _COMMON
-        and tensor.layout is _STRIDED
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_meta or tensor.is_nested)
-        and tensor.dtype in _NAMES
-    ):
-        return tensor
     dtype_name(tensor)
     if type(tensor) is FakeTensor:
         raise UnsupportedTensorError(

@@ -158,9 +158,11 @@ class _Crossing(torch.autograd.Function):
         for x in inputs:
             if x is not None and (is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)):
                 # Private: nothing public has the shapes and dtypes of a node's results (torch 2.13).
-                outputs = list(compress(ctx._input_metadata, differentiable))
-                return (None, None, None, None, *spread(_pull_wrapped(back, inputs, outputs), wanted, count))
-        return (None, None, None, None, *spread(_pull(back, inputs), wanted, count))
+                found = _pull_wrapped(back, inputs, list(compress(ctx._input_metadata, differentiable)))
+                break
+        else:
+            found = _pull(back, inputs)
+        return (None, None, None, None, *spread(found, wanted, count))
 
 
 # Private: `_Crossing.apply` without its look for transforms, which has been had: 5 us of 80 (torch 2.13).
