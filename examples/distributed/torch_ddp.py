@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which its default arguments would keep alive
 from torch.nn.parallel import DistributedDataParallel
 
 import polybridge

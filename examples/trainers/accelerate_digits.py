@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 -m examples.trainers.accelerate_digits /tmp/digits
 import sys
 
 import torch
+import torch.distributed.nn  # before there is a group, which its default arguments would keep alive
 from accelerate import Accelerator, PartialState
 from torch.nn.functional import cross_entropy
 
@@ -40,7 +41,7 @@ def main(saved: str, precision: str = "no") -> None:
     torch.manual_seed(0)
     print(f"{precision}: accuracy {fit(3, precision, saved):.3f}")
     print(f"{precision}: accuracy {fit(2, precision, saved, resume=True):.3f} after two epochs more")
-    PartialState().destroy_process_group()  # else its threads may still run when Python ends, which aborts
+    PartialState().destroy_process_group()  # joins its threads, which abort a Python that ends under them
 
 
 if __name__ == "__main__":
