@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from polybridge.backends.tensorflow import _private
+from polybridge.backends.tensorflow import _private, ending
 from polybridge.core.errors import CompilationError, remember
 
 _thread = threading.local()
@@ -51,12 +51,17 @@ def call(
 
     def entered(*args: Any) -> Sequence[Any]:
         depth = _thread.__dict__.get("depth", 0)
+        if not depth:
+            ending.enter(name)
         _thread.depth = depth + 1
         try:
             return fn(*args)
         finally:
             _thread.depth = depth
+            if not depth:
+                ending.leave()
 
+    ending.watch()
     # Two ways lead to the gradient. `tf.gradients`, control flow and `tf.vectorized_map` read the operation's
     # attribute; tapes and forward accumulators read what is recorded, and shall see one operation.
     graph = tf.compat.v1.get_default_graph()

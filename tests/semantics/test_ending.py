@@ -1,0 +1,89 @@
+"""Asks that a process ends well while threads of a framework still call a wrapped function."""
+
+import pytest
+
+from tests.semantics.processes import run
+
+PIPELINE = """
+    import jax.numpy as jnp, numpy as np, tensorflow as tf, torch
+    import polybridge
+
+    f = polybridge.wrap(lambda x: {library}.sin(x) * x, src="{src}", dst="tf")
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        return tape.gradient(y, x)
+
+    data = tf.data.Dataset.from_tensors(tf.ones(200_000)).repeat()
+    batches = iter(data.map({mapped}, num_parallel_calls=2).prefetch(8))  # whose buffers fill in the background
+    next(batches)
+    print("ends")
+"""
+
+
+@pytest.mark.parametrize(
+    ("src", "library", "mapped"), [("torch", "torch", "gradient"), ("jax", "jnp", "gradient"), ("numpy", "np", "f")]
+)
+def test_a_pipeline_of_tensorflow_that_nobody_reads_any_more(src, library, mapped):
+    assert run(PIPELINE.format(src=src, library=library, mapped=mapped)) == "ends\n"
+
+
+def test_a_thread_that_calls_a_graph_for_ever():
+    text = run("""
+        import threading
+        import tensorflow as tf, torch
+        import polybridge
+
+        graph = tf.function(polybridge.wrap(lambda x: torch.sin(x) * x, src="torch", dst="tf"))
+        graph(tf.ones(200_000))
+        begun = threading.Event()
+
+        def calls():
+            while True:
+                graph(tf.ones(200_000))
+                begun.set()
+
+        threading.Thread(target=calls, daemon=True).start()
+        begun.wait()
+        print("ends")
+    """)
+    assert text == "ends\n"
+
+
+def test_what_still_asks_for_a_result_is_told():
+    text = run("""
+        import atexit
+        import tensorflow as tf, torch
+        import polybridge
+
+        def last():
+            try:
+                graph(tf.ones(3))
+            except tf.errors.OutOfRangeError as error:
+                print(error.message)
+            print(f(tf.ones(3)).numpy())  # which no thread of TensorFlow calls
+
+        atexit.register(last)
+        f = polybridge.wrap(lambda x: x + 1, src="torch", dst="tf")
+        graph = tf.function(f)
+        graph(tf.ones(3))
+    """)
+    assert "src='torch', dst='tensorflow'): Python is ending, and graphs cannot call its functions any more" in text
+    assert text.endswith("[2. 2. 2.]\n")
+
+
+def test_jax_computes_what_was_asked_for():
+    text = run("""
+        import jax, jax.numpy as jnp, torch
+        import polybridge
+
+        f = polybridge.wrap(lambda x: torch.sin(x) * x, src="torch", dst="jax")
+        graph = jax.jit(lambda x: f(f(f(x))))
+        graph(jnp.ones(1_000_000)).block_until_ready()
+        for _ in range(4):
+            graph(jnp.ones(1_000_000))
+        print("ends")
+    """)
+    assert text == "ends\n"
