@@ -22,6 +22,7 @@ from polybridge.core.bridge import Bridge
 from polybridge.core.errors import MutationError, UnbuiltError, UnsupportedTensorError, WeightsError
 from polybridge.core.functional import Functional, Slot, Weights
 from polybridge.core.specs import dtype
+from polybridge.core.threads import PerThread
 from polybridge.core.trees import flatten, unflatten
 
 Tensor = Any
@@ -224,15 +225,14 @@ def _mixed(layers: Sequence[keras.layers.Layer], compute: str | None) -> Iterato
         layers: all of a model's; those of another policy keep it.
         compute: the narrower dtype; None for none.
     """
-    before = getattr(_thread, "compute", None)
-    if compute is None and before is None:
+    if compute is None and _compute.value is None:
         yield
         return
     plain = [layer for layer in layers if layer.dtype_policy in (_PLAIN, _MIXABLE)]
     _Mixable.enter(plain)
-    _thread.compute = compute
     try:
-        yield
+        with _compute.set(compute):
+            yield
     except Exception as error:
         if compute is None:
             raise
@@ -242,11 +242,10 @@ def _mixed(layers: Sequence[keras.layers.Layer], compute: str | None) -> Iterato
         )
         raise
     finally:
-        _thread.compute = before
         _Mixable.leave(plain)
 
 
-_thread = threading.local()
+_compute: PerThread[str | None] = PerThread(None)
 
 
 _PLAIN = keras.DTypePolicy("float32")
@@ -260,7 +259,7 @@ class _Mixable(keras.DTypePolicy):
 
     @property
     def compute_dtype(self) -> str:
-        return getattr(_thread, "compute", None) or "float32"
+        return _compute.value or "float32"
 
     @classmethod
     def enter(cls, layers: Sequence[keras.layers.Layer]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +23,8 @@ from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import control_flow_util, custom_gradient, gen_script_ops, script_ops
 from tensorflow.python.ops.parallel_for import pfor
 
+from polybridge.core.threads import PerThread
+
 
 def is_followed(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether a tape or a forward accumulator watches one of these eager tensors; no public call tells.
@@ -39,26 +40,20 @@ def let_follow(variable: tf.Variable) -> None:
         copy._trainable = True
 
 
-_calls = threading.local()
+_keeps = PerThread(False)
 
 
-@contextlib.contextmanager
-def keeping() -> Iterator[None]:
+def keeping() -> contextlib.AbstractContextManager[None]:
     """Let `tf.recompute_grad` and `keras.remat` compute nothing again of what is called here, on this thread.
 
     They would do so in the backward, when variables have other values again than those that this call is lent.
     """
-    before = getattr(_calls, "keeping", False)
-    _calls.keeping = True
-    try:
-        yield
-    finally:
-        _calls.keeping = before
+    return _keeps.set(True)
 
 
 def _kept(decorator: Callable[..., Any]) -> Callable[..., Any]:
     def decorated(f: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        if getattr(_calls, "keeping", False) and getattr(f, "__qualname__", "").startswith("recompute_grad.<locals>"):
+        if _keeps.value and getattr(f, "__qualname__", "").startswith("recompute_grad.<locals>"):
             return inspect.getclosurevars(f).nonlocals["f"](*args, **kwargs)
         return decorator(f, args, kwargs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from polybridge.core.closures import given, reachable
 from polybridge.core.evaluator import Evaluator
 from polybridge.core.programs import Results
 from polybridge.core.specs import TensorSpec
+from polybridge.core.threads import PerThread
 
 Tensor = Any
 
@@ -48,7 +48,7 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
         def example(elements: Sequence[Tensor]) -> Sequence[Tensor]:
             following = iter(elements)
             given = [x if axis is None else next(following) for x, axis in zip(inputs, axes, strict=True)]
-            with _vectorising():
+            with _vectorising.set(True):
                 return tuple(fn(*given))
 
         found: Sequence[Tensor] = tf.vectorized_map(example, batch, fallback_to_while_loop=False)
@@ -80,22 +80,12 @@ def same_variable_scope() -> Iterator[None]:
         raise
 
 
-_mapping = threading.local()
-
-
-@contextlib.contextmanager
-def _vectorising() -> Iterator[None]:
-    before = is_vectorising()
-    _mapping.inside = True
-    try:
-        yield
-    finally:
-        _mapping.inside = before
+_vectorising = PerThread(False)
 
 
 def is_vectorising() -> bool:
     """Whether this thread traces the example of a batch."""
-    return getattr(_mapping, "inside", False)
+    return _vectorising.value
 
 
 def _first(x: Tensor, axis: int) -> Tensor:
@@ -197,7 +187,7 @@ class Planning(Evaluator):
 
         @tf.function(autograph=False)
         def trace(*placeholders: Tensor) -> None:
-            with _planning():
+            with _planning.set(True):
                 runs.append(self.vjp_on_copies(placeholders, wanted))
 
         with same_variable_scope():
@@ -205,7 +195,7 @@ class Planning(Evaluator):
 
         @contextlib.contextmanager
         def running() -> Iterator[None]:
-            with graph.as_default(), _planning():
+            with graph.as_default(), _planning.set(True):
                 yield
 
         results, pullback = runs[-1]  # a function that makes variables is traced twice
@@ -214,30 +204,17 @@ class Planning(Evaluator):
         return plan
 
 
-class _Thread(threading.local):
-    planning = False  # whether what runs here is to be traced and not to be run
-
-
-_thread = _Thread()
-
-
-@contextlib.contextmanager
-def _planning() -> Iterator[None]:
-    before, _thread.planning = _thread.planning, True
-    try:
-        yield
-    finally:
-        _thread.planning = before
+_planning = PerThread(False)  # whether what runs here is to be traced and not to be run
 
 
 def is_planning() -> bool:
     """Whether this thread evaluates in the graph of a plan."""
-    return _thread.planning and not tf.executing_eagerly()
+    return _planning.value and not tf.executing_eagerly()
 
 
 def eagerly() -> contextlib.AbstractContextManager[None]:
     """Run eagerly, also while a graph is being built around the call."""
-    return _PLAIN if tf.executing_eagerly() or _thread.planning else tf.__internal__.eager_context.eager_mode()
+    return _PLAIN if tf.executing_eagerly() or _planning.value else tf.__internal__.eager_context.eager_mode()
 
 
 def _executing() -> contextlib.AbstractContextManager[Any]:

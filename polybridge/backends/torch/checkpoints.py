@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch.utils.checkpoint
 
-_calls = threading.local()
+from polybridge.core.threads import PerThread
+
+_again: PerThread[Callable[..., Any] | None] = PerThread(None)
 
 
-@contextlib.contextmanager
-def noticing(again: Callable[..., Any]) -> Iterator[None]:
+def noticing(again: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Let what a checkpoint computes once more be computed by `again`, which is given a function and its arguments."""
-    before = getattr(_calls, "again", None)
-    _calls.again = again
-    try:
-        yield
-    finally:
-        _calls.again = before
+    return _again.set(again)
 
 
 class _Frame(torch.utils.checkpoint._CheckpointFrame):
@@ -31,7 +26,7 @@ class _Frame(torch.utils.checkpoint._CheckpointFrame):
     """
 
     def __init__(self, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        again = getattr(_calls, "again", None)
+        again = _again.value
         super().__init__(recompute_fn if again is None else partial(again, recompute_fn), *args, **kwargs)
 
 
