@@ -56,6 +56,8 @@ def call(
         _thread.depth = depth + 1
         try:
             return fn(*args)
+        except StopIteration as error:  # to TensorFlow the end of a sequence, which `fit` and datasets take for their own
+            raise RuntimeError(f"`{name}` raised StopIteration: {error}") from error
         finally:
             _thread.depth = depth
             if not depth:
