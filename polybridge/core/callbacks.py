@@ -22,8 +22,9 @@ def as_caller(backend: Backend) -> Callable[..., Any]:
     context, state = contextvars.copy_context(), backend.state()
 
     def call(fn: Callable[..., Any], *args: Any) -> Any:
-        flushing = _compute_with_denormals()
+        flushing = None
         try:
+            flushing = _compute_with_denormals()
             around = state()
             if around is NOTHING:
                 return context.copy().run(fn, *args)

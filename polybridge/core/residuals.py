@@ -39,7 +39,8 @@ def keep(back: Relay, count: int = 1) -> np.ndarray[Any, Any]:
     start = -buffer.__array_interface__["data"][0] % _ALIGNMENT // 8
     token = buffer[start : start + count]
     token[:] = number
-    _residuals[number] = back, weakref.ref(buffer, lambda _: _residuals.pop(number, None))
+    # A callback without Python code of its own, in which an interrupt would be lost.
+    _residuals[number] = back, weakref.ref(buffer, functools.partial(_residuals.pop, number))
     return token.view(np.ndarray)
 
 
@@ -185,7 +186,7 @@ def _scattered(size: int) -> np.ndarray[Any, Any]:
 
 _nbytes = attrgetter("nbytes")
 _WHOLE = 512  # values of an output that are looked at
-_lock = threading.Lock()  # never held while a framework is called
+_lock = threading.RLock()  # never held while a framework is called; handlers of signals and finalizers may come here
 # A scan leaves all of its steps here before the first is asked for, and those do not make others be forgotten.
 _waiting = _Table(entries=4096, size=1 << 30, remembered=16384)  # up to 5 KB each, of random functions of torch
 _used_once = _Table(entries=64, size=1 << 24, remembered=4096)  # little: `jax.checkpoint` is to free memory

@@ -346,7 +346,8 @@ def _derivative_batch(
     if size > _UNROLLED and any(isinstance(x, jax.core.Tracer) for x in args):
         found = jax.lax.map(example, jnp.arange(size))
     else:
-        found = list(map(jnp.stack, zip(*map(example, range(size)), strict=True)))
+        rows = [example(row) for row in range(size)]  # a `map` would end where the user's function raises StopIteration
+        found = list(map(jnp.stack, zip(*rows, strict=True)))
     return found, [0] * len(found)
 
 

@@ -254,7 +254,7 @@ _PLAIN = keras.DTypePolicy("float32")
 class _Mixable(keras.DTypePolicy):
     """The policy float32, which on a thread inside of `_mixed` computes in a narrower dtype: other threads go on."""
 
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a handler of signals may call models too
     _users: ClassVar[dict[int, int]] = {}  # by the id of a layer
 
     @property

@@ -119,11 +119,12 @@ waiting: ContextVar[Recording | None] = ContextVar("waiting", default=None)
 @contextmanager
 def waiting_for(recording: Recording | None) -> Iterator[None]:
     """Let the flat calls of the block be recorded in `recording`."""
-    token = waiting.set(recording)
-    try:
+    before = waiting.get()
+    try:  # an interrupt may come as soon as it is set
+        waiting.set(recording)
         yield
     finally:
-        waiting.reset(token)
+        waiting.set(before)
 
 
 def recorded(

@@ -56,6 +56,8 @@ def call(
         _thread.depth = depth + 1
         try:
             return fn(*args)
+        except StopIteration as error:  # TensorFlow takes it for the end of a sequence, and `fit` for that of its data
+            raise RuntimeError(f"`{name}` raised StopIteration: {error}") from error
         finally:
             _thread.depth = depth
             if not depth:

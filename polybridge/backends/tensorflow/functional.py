@@ -93,9 +93,11 @@ class TensorFlowFunctional(Functional):
 
         with _lent(self.slots, _PATIENCE):
             before = {slot.name: self.read(slot) for slot in self.slots}
-            with tf.variable_creator_scope(recorded):
-                self._function()(*args, **kwargs)
-            self._assign(before)
+            try:
+                with tf.variable_creator_scope(recorded):
+                    self._function()(*args, **kwargs)
+            finally:
+                self._assign(before)
             for variable, value in made:
                 variable.assign(value)
             self._index()
@@ -148,8 +150,13 @@ class TensorFlowFunctional(Functional):
                 self._settled.add(training)
             return out, {slot.name: self.read(slot) for slot in self.slots if slot.is_state}
         finally:
-            self._assign(before)
-            self._tell({name: value for name, value in outer.items() if value is not None})
+            try:
+                self._assign(before)
+                self._tell({name: value for name, value in outer.items() if value is not None})
+            except BaseException:  # an interrupt in the midst of it
+                self._assign(before)
+                self._tell({name: value for name, value in outer.items() if value is not None})
+                raise
 
     def _called(self, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if training in self._drawn:
@@ -207,8 +214,9 @@ class TensorFlowFunctional(Functional):
         Only if there is no copy, wait: what cannot be copied is a SavedModel as a rule, a graph that waits for nobody.
         """
         with contextlib.ExitStack() as stack:
-            if _take(self.slots):
-                stack.callback(_return, self.slots)
+            call = object()
+            stack.callback(_return, self.slots, call)
+            if _take(self.slots, call):
                 yield self
                 return
             spare = self._spare()
@@ -239,12 +247,13 @@ class _Use:
 
     Attributes:
         thread: that calls.
-        calls: how many, one inside of the other.
+        calls: some object for each of them, one inside of the other.
         value: of the innermost.
     """
 
     def __init__(self, thread: int) -> None:
-        self.thread, self.calls = thread, 0
+        self.thread = thread
+        self.calls: list[object] = []
         self.value: Tensor | None = None
 
 
@@ -254,24 +263,36 @@ _in_use: dict[int, _Use] = {}  # by the id of a variable
 _returned = threading.Condition()
 
 
-def _take(slots: Sequence[Slot]) -> bool:
-    """Take variables for this thread, if no other has one of them."""
+def _take(slots: Sequence[Slot], call: object) -> bool:
+    """Take variables for a call on this thread, if no other has one of them; `_return` undoes it, whole or in part."""
     me = threading.get_ident()
     with _returned:
         ids = {id(slot.holder) for slot in slots}
         if any(_in_use[i].thread != me for i in ids if i in _in_use):
             return False
         for i in ids:
-            _in_use.setdefault(i, _Use(me)).calls += 1
+            _in_use.setdefault(i, _Use(me)).calls.append(call)
         return True
 
 
-def _return(slots: Sequence[Slot]) -> None:
+def _return(slots: Sequence[Slot], call: object) -> None:
+    try:
+        _release(slots, call)
+    except BaseException:  # an interrupt in the midst of it
+        _release(slots, call)
+        raise
+
+
+def _release(slots: Sequence[Slot], call: object) -> None:
+    me = threading.get_ident()
     with _returned:
         for i in {id(slot.holder) for slot in slots}:
-            _in_use[i].calls -= 1
-            if not _in_use[i].calls:
-                del _in_use[i]
+            use = _in_use.get(i)
+            if use is not None and use.thread == me:
+                if call in use.calls:
+                    use.calls.remove(call)
+                if not use.calls:
+                    del _in_use[i]
         _returned.notify_all()
 
 
@@ -282,13 +303,14 @@ def _lent(slots: Sequence[Slot], patience: float) -> Iterator[None]:
     Raises:
         RuntimeError: another thread has had one of them for that many seconds.
     """
-    with _returned:
-        if not _returned.wait_for(lambda: _take(slots), patience):
-            raise RuntimeError(f"{slots[0].name!r} and others have been in use by another thread for {patience} s.")
+    call = object()
     try:
+        with _returned:
+            if not _returned.wait_for(lambda: _take(slots, call), patience):
+                raise RuntimeError(f"{slots[0].name!r} and others have been in use by another thread for {patience} s.")
         yield
     finally:
-        _return(slots)
+        _return(slots, call)
 
 
 def _variables(
