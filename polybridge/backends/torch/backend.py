@@ -47,6 +47,7 @@ class TorchBackend(Backend):
     same = staticmethod(convert.same)
     vmap = staticmethod(source.vmap)
     run = staticmethod(source.run)
+    differentiate = staticmethod(source.differentiate)
     differentiating = staticmethod(torch.is_grad_enabled)
     randomness = staticmethod(source.randomness)
     without_randomness = staticmethod(source.without_randomness)
