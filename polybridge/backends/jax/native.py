@@ -24,6 +24,7 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
             return Outcome(leaves, plan.structure, plan.differentiable)
         # one differentiated run, to see whether it holds weights
         outcome = relay(xs) if relay.told else relay.vjp(xs, ())[0]
+        convert.looked_at(outcome.leaves, relay.call)
         where = convert.place(xs)
         return outcome if where is None else outcome.with_leaves(convert.placed(outcome.leaves, where))
 
