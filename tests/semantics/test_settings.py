@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+import torch.fx
+from torch.autograd import forward_ad
 
 import polybridge
 from tests.precision import jax_has_32_bits as jax_has_32_bits
@@ -61,6 +64,78 @@ def test_a_graph_is_traced_under_the_anomaly_detection_of_torch():
     with torch.autograd.set_detect_anomaly(True):
         np.testing.assert_allclose(second(tf.constant(X)), SECOND, rtol=1e-5)
         assert torch.is_anomaly_check_nan_enabled()
+
+
+class Embedded:
+    """Parts of a call that make tensors of their own: ones, zeros, placeholders, seeds, rows of a gradient."""
+
+    two = staticmethod(polybridge.wrap(lambda x: (tf.sin(x), x * x), src="tf", dst="torch"))
+
+    @staticmethod
+    def dual(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(Embedded.two(forward_ad.make_dual(x, 2 * x / x))[0]).tangent
+
+    @staticmethod
+    def rows(x):
+        f = polybridge.wrap(lambda w: tf.gather(w, [0, 0, 2]), src="tf", dst="torch", sparse=True)
+        w = x.clone().requires_grad_()
+        return torch.autograd.grad(f(w), w, x / x)[0].to_dense()
+
+    @staticmethod
+    def weight(x):
+        f = tf.function(to_tf(lambda y: y * x))
+        return torch.from_numpy(f(tf.constant(X)).numpy())
+
+    @staticmethod
+    def batched(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(Embedded.two(x)[0], x, torch.diag(x), is_grads_batched=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x: torch.func.jvp(lambda x: Embedded.two(x)[0], (x,), (x,))[1], np.cos(X) * X),
+        (lambda x: torch.func.vmap(Embedded.two)(x[:0, None])[0], np.zeros((0, 1))),
+        (Embedded.dual, 2 * np.cos(X)),
+        (Embedded.rows, [2, 0, 1]),
+        (Embedded.weight, X * X),
+        (Embedded.batched, np.diag(X * np.cos(X))),
+    ],
+    ids=["jvp", "empty batch", "forward mode", "rows", "weight in a graph", "batched backward"],
+)
+def test_the_default_device_of_torch_is_for_the_user_alone(call, expected):
+    x = torch.tensor(X)
+    with torch.device("meta"):  # such as cuda, where there is one
+        found = call(x)
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5)
+
+
+def test_a_module_draws_its_seed_whatever_the_default_device_of_torch():
+    net = polybridge.wrap(keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5)]), dst="torch")
+    x = torch.ones(64, 3)
+    with torch.device("meta"):
+        y = net(x)
+    assert set(y.unique().tolist()) == {0, 2}
+
+
+def test_a_proxy_of_torch_fx_is_refused_by_name():
+    f = polybridge.wrap(tf.sin, src="tf", dst="torch")
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"args\[0\] .* a Proxy is not a dense tensor"):
+        torch.fx.symbolic_trace(lambda x: f(x) + 1)
+
+
+wrapped_for_fx = polybridge.wrap(lambda x: tf.sin(x) * x, src="tf", dst="torch")
+torch.fx.wrap("wrapped_for_fx")
+
+
+def test_a_function_that_torch_fx_is_told_of_is_a_node_of_its_graph():
+    module = torch.fx.symbolic_trace(lambda x: wrapped_for_fx(x) + 1)
+    x = torch.tensor(X, requires_grad=True)
+    y = module(x)
+    np.testing.assert_allclose(y.detach().numpy(), np.sin(X) * X + 1, rtol=1e-5)
+    np.testing.assert_allclose(torch.autograd.grad(y.sum(), x)[0].numpy(), FIRST, rtol=1e-5)
 
 
 # JAX.

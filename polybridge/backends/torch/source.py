@@ -203,7 +203,8 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
 
     with torch.inference_mode(False), mode:
         return [
-            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype)) for spec in specs
+            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype), device="cpu")
+            for spec in specs
         ], running
 
 
