@@ -1,5 +1,7 @@
 """Asks that what the frameworks have set, for the process or a thread, does to a call what it does natively."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -46,6 +48,38 @@ def test_numpy_differentiates_in_the_inference_mode_of_torch():
         for _ in range(2):
             np.testing.assert_allclose(f.grad(X), FIRST, rtol=1e-5)
             np.testing.assert_allclose(f.hessian(X), np.diag(SECOND), rtol=1e-5)
+
+
+@contextlib.contextmanager
+def halves():
+    torch.set_default_dtype(torch.float16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "at first"])
+@pytest.mark.parametrize(
+    ("mode", "fn", "narrow"),
+    [
+        (lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda x: x @ x, "bfloat16"),
+        (halves, lambda x: x.half() @ torch.ones(2, 2).half() * torch.ones(2, 2), "float16"),
+    ],
+    ids=["autocast", "default dtype"],
+)
+def test_jax_traces_a_call_anew_in_another_mode_of_torch(mode, fn, narrow, first):
+    f = polybridge.wrap(fn, src="torch", dst="jax")
+    x = jnp.ones((2, 2))
+    for inside in (first, not first, first):
+        with mode() if inside else contextlib.nullcontext():
+            y, pull = jax.vjp(lambda x: f(x) * 1, x)
+            compiled = jax.jit(lambda x: f(x) * 1)(x)
+            gradient = jax.jit(jax.grad(lambda x: f(x).astype(jnp.float32).sum()))(x)
+        dtype = narrow if inside else "float32"
+        assert (y.dtype, compiled.dtype) == (dtype, dtype)
+        np.testing.assert_array_equal(compiled.astype("float32"), np.full((2, 2), 2.0))
+        np.testing.assert_array_equal(gradient, pull(jnp.ones_like(y))[0])
 
 
 def test_a_graph_is_traced_under_the_anomaly_detection_of_torch():
