@@ -302,6 +302,10 @@ class Backend(ABC):
         """Call `fn()`, which evaluates a function of this framework without a derivative."""
         return fn()
 
+    def differentiate(self, fn: Callable[[], Any]) -> Any:
+        """Call `fn()`, which lends tensors to an evaluation with a derivative, or to its pullback."""
+        return fn()
+
     def started(self) -> bool:
         """Whether the framework has begun to compute, in a way that a forked child cannot continue."""
         return False

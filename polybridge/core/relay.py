@@ -129,7 +129,7 @@ class FunctionRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the program under the source's reverse mode."""
         forks.check(self.call)
-        results, pullback = self._evaluator.vjp(self._lend(xs), wanted)
+        results, pullback = self._source.differentiate(lambda: self._evaluator.vjp(self._lend(xs), wanted))
         if not self.program.told:
             self._tell(pullback)
         if wanted and not results.tensors:
@@ -254,7 +254,7 @@ class PullbackRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
         forks.check(self.call)
-        returned, pullback = self._pullback.vjp(self._lent(xs))
+        returned, pullback = self.exchange.source.differentiate(lambda: self._pullback.vjp(self._lent(xs)))
         found, count = list(returned), len(returned)
         del returned  # so that the tensors are held nowhere else
         taken = None
@@ -274,8 +274,11 @@ class PullbackRelay(Relay):
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Push forward by the pullback's own means."""
+        loan, name = self._loan, "tangent {}".format
         try:
-            found = self._loan.run(self._pullback.jvp, self._loan.lend(tangents), self.call, "tangent {}".format)
+            found = self.exchange.source.differentiate(
+                lambda: loan.run(self._pullback.jvp, loan.lend(tangents), self.call, name)
+            )
         except NotImplementedError:
             return None
         return _given(self.exchange, list(found), self.call)
@@ -283,7 +286,8 @@ class PullbackRelay(Relay):
     def _pulled(self, pull: Callable[..., Sequence[Tensor | Rows | None]], xs: Sequence[Tensor | None]) -> Outcome:
         forks.check(self.call)
         name = "the cotangent of output {}".format
-        return self._outcome(list(self._loan.run(pull, self._lent(xs), self.call, name)))  # held nowhere else
+        found = self.exchange.source.differentiate(lambda: list(self._loan.run(pull, self._lent(xs), self.call, name)))
+        return self._outcome(found)  # whose tensors are held nowhere else
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
         slots = self._slots

@@ -193,6 +193,23 @@ def placed(arrays: Sequence[jax.Array], where: Any) -> list[jax.Array]:
     return list(arrays) if where is None else jax.device_put(list(arrays), where)
 
 
+def looked_at(arrays: list[Any], call: str) -> list[Any]:
+    """Return results of a call in which there is nothing that `jax.debug_nans` and `jax.debug_infs` are to find.
+
+    JAX looks at what it has compiled, which an evaluation that runs at once is not.
+
+    Raises:
+        FloatingPointError: there is.
+    """
+    nans, infs = jax.debug_nans.value, jax.debug_infs.value
+    if nans or infs:
+        for values in (np.asarray(x) for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)):
+            kind = "nan" if nans and np.isnan(values).any() else "inf" if infs and np.isinf(values).any() else None
+            if kind is not None:
+                raise FloatingPointError(f"invalid value ({kind}) encountered in {call}")
+    return arrays
+
+
 def is_tracing() -> bool:
     """Whether JAX is tracing on this thread."""
     # Private: `jax.extend.core.find_top_trace`, which is to be removed, goes the same way in four calls (JAX 0.10).

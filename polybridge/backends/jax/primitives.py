@@ -171,7 +171,7 @@ def _arrays(args: Sequence[Any]) -> list[jax.Array]:
 
 @evaluate_p.def_impl
 def _evaluate_now(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, ...]) -> list[Any]:
-    return operation.evaluate(_arrays(xs), keep, rows)
+    return convert.looked_at(operation.evaluate(_arrays(xs), keep, rows), operation.call)
 
 
 @evaluate_p.def_abstract_eval
@@ -185,16 +185,18 @@ def _evaluate_type(*xs: Any, operation: Operation, keep: bool, rows: tuple[int, 
 @pull_p.def_impl
 def _pull_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[Any]:
     given = _grouped(operation, inputs, counts, _arrays(args))
-    return operation.pull(given.token, given.xs, given.cts)
+    return convert.looked_at(operation.pull(given.token, given.xs, given.cts), operation.call)
 
 
 @push_p.def_impl
 def _push_now(*args: Any, operation: Operation, inputs: int, counts: Counts) -> list[Any]:
     given = _grouped(operation, inputs, counts, _arrays(args))
     if not counts:
-        return operation.push(given.token, given.xs, _ones(given.outputs), given.tangents)
-    up = given.double()
-    return operation.pull(up.token, up.xs, up.cts)[len(given.tangents) :]
+        found = operation.push(given.token, given.xs, _ones(given.outputs), given.tangents)
+    else:
+        up = given.double()
+        found = operation.pull(up.token, up.xs, up.cts)[len(given.tangents) :]
+    return convert.looked_at(found, operation.call)
 
 
 @pull_p.def_abstract_eval

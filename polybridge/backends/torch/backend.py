@@ -47,6 +47,7 @@ class TorchBackend(Backend):
     same = staticmethod(convert.same)
     vmap = staticmethod(source.vmap)
     run = staticmethod(source.run)
+    differentiate = staticmethod(source.differentiate)
     differentiating = staticmethod(torch.is_grad_enabled)
     randomness = staticmethod(source.randomness)
     without_randomness = staticmethod(source.without_randomness)
@@ -58,6 +59,10 @@ class TorchBackend(Backend):
         """Whether it is a tensor or a parameter."""
         return isinstance(value, Tensor)
 
+    def is_composite(self, value: Any) -> bool:
+        """Whether torch's functions take it for a tensor, such as a proxy of `torch.fx` or a tree of tensors."""
+        return not isinstance(value, type) and hasattr(type(value), "__torch_function__")
+
     def check_detached(self, tensor: Tensor) -> None:
         """Refuse a tensor with a history."""
         if tensor.grad_fn is not None and torch.is_grad_enabled():
@@ -65,7 +70,9 @@ class TorchBackend(Backend):
 
     def from_rows(self, rows: Rows) -> torch.Tensor:
         """Return a sparse tensor in coordinate format."""
-        return torch.sparse_coo_tensor(rows.indices[None], rows.values, rows.shape, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            rows.indices[None], rows.values, rows.shape, device=rows.values.device, check_invariants=False
+        )
 
     def lasts(self, tensor: Tensor) -> bool:
         """Whether it is a parameter."""

@@ -242,4 +242,4 @@ def _free(owner: torch.nn.Module, name: str, *taken: Container[str]) -> str:
 
 
 def _drawn() -> Tensor:
-    return torch.randint(2**32, (2,), dtype=torch.int64).to(torch.uint32)
+    return torch.randint(2**32, (2,), dtype=torch.int64, device="cpu").to(torch.uint32)

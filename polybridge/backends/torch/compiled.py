@@ -334,7 +334,7 @@ def _promised_call(function: str, xs: Sequence[Tensor], kinds: str, sizes: Seque
 def _promised_vjp(
     function: str, xs: Sequence[Tensor], wanted: Sequence[int], kinds: str, sizes: Sequence[int], place: int
 ) -> list[Tensor]:
-    return [*_promised_call(function, xs, kinds, sizes, place), torch.empty(1, dtype=torch.int64)]
+    return [*_promised_call(function, xs, kinds, sizes, place), torch.empty(1, dtype=torch.int64, device="cpu")]
 
 
 def _promised_pull(token: Tensor, values: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

@@ -183,7 +183,8 @@ def _pull_wrapped(back: Relay, inputs: Sequence[Any], outputs: Sequence[Any]) ->
         return legacy.by_rows(partial(_pull, back), inputs)
     count = len(inputs) - len(outputs)
     cts = [
-        torch.zeros(y.shape, dtype=y.dtype) if ct is None else ct for ct, y in zip(inputs[count:], outputs, strict=True)
+        torch.zeros(y.shape, dtype=y.dtype, device="cpu") if ct is None else ct
+        for ct, y in zip(inputs[count:], outputs, strict=True)
     ]
     return transforms.pulled(back, inputs[:count], cts)
 
@@ -222,6 +223,6 @@ def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:
     weights = [x.abs().sum().exp() for x in influence]
     leaves: list[Tensor | None] = []
     for spec in plan.specs:
-        y = torch.empty(cast(tuple[int, ...], spec.shape), dtype=convert.torch_dtype(spec.dtype))
+        y = torch.empty(cast(tuple[int, ...], spec.shape), dtype=convert.torch_dtype(spec.dtype), device="cpu")
         leaves.append(sum((w.to(y.dtype) for w in weights), start=y) if spec.differentiable else y)
     return leaves

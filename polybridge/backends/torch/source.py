@@ -52,6 +52,14 @@ def run(fn: Callable[[], Any]) -> Any:
         return fn()
 
 
+def differentiate(fn: Callable[[], Any]) -> Any:
+    """Call `fn()` with tensors that autograd takes, also where the caller, who differentiates, is in inference mode."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return fn()
+    return fn()
+
+
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
     """Evaluate `fn` with autograd on and return its outputs without history, beside the pullback."""
     with _recording():
@@ -186,6 +194,7 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
             entering,
             torch.inference_mode(False),
             torch.set_grad_enabled(grad),
+            _without_look_for_nan(),
             mode,
             _Untouched(fakes),
             _StandIns(fakes),
@@ -194,8 +203,16 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
 
     with torch.inference_mode(False), mode:
         return [
-            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype)) for spec in specs
+            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype), device="cpu")
+            for spec in specs
         ], running
+
+
+def _without_look_for_nan() -> contextlib.AbstractContextManager[Any]:
+    """Let `torch.autograd.detect_anomaly` look for no NaN: a fake tensor has no values to look at."""
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        return torch.autograd.set_detect_anomaly(True, check_nan=False)
+    return NOTHING
 
 
 class _Fakes:

@@ -73,7 +73,9 @@ class Plan:
         """Return tensors of promised sizes, in a fake implementation of an operation."""
         following = iter(promised)
         return [
-            torch.empty([_known(next(following)) for _ in _shape(spec)], dtype=convert.torch_dtype(spec.dtype))
+            torch.empty(
+                [_known(next(following)) for _ in _shape(spec)], dtype=convert.torch_dtype(spec.dtype), device="cpu"
+            )
             for spec in self.abstract.specs
         ]
 

@@ -82,7 +82,7 @@ class _Evaluation(torch.autograd.Function):
         if not run.is_followed:  # a function that asks for values may have no derivative
             outcome = run.relay(xs) if run.relay.told else run.relay.vjp(xs, ())[0]
             run.outcome = outcome.with_leaves([])
-            return (*outcome.leaves, torch.zeros(1, dtype=torch.int64))
+            return (*outcome.leaves, torch.zeros(1, dtype=torch.int64, device="cpu"))
         lent = (
             xs if _top_saved_tensors_default_hooks(False) is None else run.relay.exchange.copies(xs)
         )  # as in native.py
@@ -117,7 +117,7 @@ class _Evaluation(torch.autograd.Function):
         token, *inputs = ctx.saved_tensors
         primals = inputs[: len(ctx.wanted)]
         given = _filled([tangents[i] for i in ctx.wanted], primals)
-        ones = [torch.ones(shape, dtype=dtype) for shape, dtype in ctx.outputs]
+        ones = [torch.ones(shape, dtype=dtype, device="cpu") for shape, dtype in ctx.outputs]
         found = iter(_push((len(primals),), token, primals, ones, given))
         return (*(next(found) if d else None for d in ctx.differentiable), None)
 
@@ -142,8 +142,11 @@ def _without_examples(run: _Run, axes: Sequence[int | None], xs: Sequence[Tensor
     specs = [convert.spec(x).without(axis) for x, axis in zip(xs, axes, strict=True)]
     plan = run.relay.abstract(specs, run.wanted)
     run.outcome = Outcome([], plan.structure, plan.differentiable)
-    results = [torch.zeros((0, *spec.shape), dtype=convert.torch_dtype(spec.dtype)) for spec in plan.specs]  # type: ignore[misc]
-    return (*results, torch.zeros(0, 1, dtype=torch.int64))
+    results = [
+        torch.zeros((0, *spec.shape), dtype=convert.torch_dtype(spec.dtype), device="cpu")  # type: ignore[misc]
+        for spec in plan.specs
+    ]
+    return (*results, torch.zeros(0, 1, dtype=torch.int64, device="cpu"))
 
 
 class _Pull(torch.autograd.Function):
