@@ -133,6 +133,13 @@ class UnsupportedTensorError(ArgumentError, TypeError):
         return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
 
     @classmethod
+    def composite(cls, value: object) -> UnsupportedTensorError:
+        """Say that a value has tensors in it that nobody hands over; its place is not known yet."""
+        return cls(
+            f"a {type(value).__name__} is not a dense tensor, nor a list, tuple, dict, named tuple or dataclass of such"
+        )
+
+    @classmethod
     def weight(cls, call: str, name: str, found: str, own: str, reason: str) -> UnsupportedTensorError:
         """Say that a weight has another dtype than the source can compute in."""
         return cls(

@@ -267,10 +267,13 @@ def convert(tree: Any, to: str) -> Any:
             continue
         if isinstance(leaf, trees.ARRAYS):
             leaves[position] = array_to(target, leaf, "polybridge.convert", trees.path(treedef, position, "tree"))
+        elif trees.hides(leaf, lambda held: isinstance(held, trees.ARRAYS) or registry.owner(held) is not None):
+            error = UnsupportedTensorError.composite(leaf)
+            raise error.at("polybridge.convert", trees.path(treedef, position, "tree"))
         elif (owner := registry.owner(leaf)) is not None:
             try:
                 if not owner.is_tensor(leaf):
-                    raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor")
+                    raise UnsupportedTensorError.composite(leaf)
                 owner.check_detached(leaf)
                 leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)
             except UnsupportedTensorError as error:
@@ -323,7 +326,7 @@ class _Wrapped:
         if kind is Kind.ARRAY:
             return array_to(dest, leaf, self.call, where)
         if kind is Kind.COMPOSITE:
-            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
+            raise UnsupportedTensorError.composite(leaf).at(self.call, where)
         raise WrongFrameworkError.argument(self.call, where, type(leaf), dest.name)
 
     def native(self, structure: Structure) -> Callable[..., Outcome]:

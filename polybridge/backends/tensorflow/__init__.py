@@ -28,7 +28,9 @@ def polybridge_modules() -> list[ModulePlugin]:
 
 def _load() -> Backend:
     from polybridge.backends.tensorflow.backend import TensorFlowBackend
+    from polybridge.backends.tensorflow.trees import register
 
+    register()
     return TensorFlowBackend()
 
 

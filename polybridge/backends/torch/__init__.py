@@ -21,7 +21,9 @@ def polybridge_modules() -> list[ModulePlugin]:
 
 def _load() -> Backend:
     from polybridge.backends.torch.backend import TorchBackend
+    from polybridge.backends.torch.trees import register
 
+    register()
     return TorchBackend()
 
 
