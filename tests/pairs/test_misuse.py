@@ -3,9 +3,11 @@
 import functools
 import gc
 import traceback
+import typing
 import warnings
 import weakref
 
+import equinox as eqx
 import jax
 import keras
 import ml_dtypes
@@ -13,10 +15,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+from flax import linen, nnx
 
 import polybridge
 from polybridge import DetachedStateWarning
 from tests.pairs.isolation import isolated
+
+
+class Pair(typing.NamedTuple):
+    first: object
+    second: object
 
 
 def in_torch(fn, **options):
@@ -618,3 +626,105 @@ def test_the_warning_can_be_an_error():
 def test_the_message_tells_how_to_pass_the_state():
     with pytest.warns(DetachedStateWarning, match="Pass it as an argument"):
         in_torch(tf_closure())(torch.ones(2, requires_grad=True))
+
+
+# What `wrap` is given.
+
+
+@pytest.mark.parametrize(
+    "cls", [torch.nn.Linear, keras.layers.Dense, tf.Module, nnx.Linear, linen.Dense, eqx.nn.Linear]
+)
+@pytest.mark.parametrize("options", [{}, {"src": "jax"}], ids=["alone", "with_src"])
+@pytest.mark.parametrize("dst", ["torch", "tf", "jax", "numpy", "keras"])
+def test_a_class_in_place_of_a_module_is_refused(cls, dst, options):
+    with pytest.raises(
+        polybridge.NotCallableError, match=rf"the class {cls.__name__}.*`polybridge.wrap\({cls.__name__}"
+    ):
+        polybridge.wrap(cls, dst=dst, **options)
+
+
+def test_a_class_of_values_is_a_function(pair, dst):
+    f = pair.wrap(Pair)
+    assert dst.numpy(f(dst.tensor([1.0]), 2).first).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", [["tf"], None, 3, {}], ids=str)
+@pytest.mark.parametrize("role", ["src", "dst"])
+def test_a_name_that_is_none_is_unknown(name, role):
+    with pytest.raises((polybridge.UnknownBackendError, TypeError), match=r"No backend is named|needs src="):
+        polybridge.wrap(lambda x: x, **{"src": "torch", "dst": "jax", role: name})
+
+
+def test_a_module_in_place_of_a_name_is_recognised():
+    with pytest.raises(polybridge.UnknownBackendError, match="Did you mean 'tensorflow'"):
+        polybridge.wrap(lambda x: x, src="torch", dst=tf)
+
+
+@pytest.mark.parametrize(
+    ("dst", "option", "meant"),
+    [("torch", "factoy", "factory"), ("tf", "nam", "name"), ("jax", "copied", "copy"), ("flax", "rng", "rngs")],
+)
+def test_an_option_that_a_module_does_not_take_is_refused(dst, option, meant):
+    module = keras.layers.Dense(2) if dst == "torch" else torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=rf"takes no {option}=.*Did you mean '{meant}'"):
+        polybridge.wrap(module, dst=dst, **{option: None})
+
+
+def test_a_misspelt_option_of_a_function_is_recognised():
+    with pytest.raises(TypeError, match="Did you mean 'output_specs'"):
+        in_torch(lambda x: x, ouput_specs=None)
+
+
+BAD_SPECS = {
+    "tf.TensorSpec": (TypeError, lambda: tf.TensorSpec([None], tf.float32), r"Give a `polybridge\.TensorSpec"),
+    "jax": (TypeError, lambda: jax.ShapeDtypeStruct((3,), "float32"), r"Give a `polybridge\.TensorSpec"),
+    "tensor": (TypeError, lambda: torch.ones(2), r"Give a `polybridge\.TensorSpec"),
+    "dtype": (ValueError, lambda: polybridge.TensorSpec((3,), torch.float32), "its dtype is no name"),
+    "dtype_name": (ValueError, lambda: polybridge.TensorSpec((3,), "float"), "its dtype is no name"),
+    "list": (ValueError, lambda: polybridge.TensorSpec([None, 3], "float32"), "a shape is a tuple"),
+    "negative": (ValueError, lambda: polybridge.TensorSpec((-1, 3), "float32"), "a shape is a tuple"),
+    "number": (ValueError, lambda: polybridge.TensorSpec(3, "float32"), "a shape is a tuple"),
+}
+
+
+@pytest.mark.parametrize(("kind", "spec", "message"), BAD_SPECS.values(), ids=BAD_SPECS)
+def test_a_promise_that_is_none_is_refused_at_once(kind, spec, message):
+    with pytest.raises(kind, match=rf"output_specs\['y'\]\[0\] is .*{message}"):
+        in_tf(lambda x: {"y": (x,)}, output_specs={"y": (spec(),)})
+
+
+@pytest.mark.parametrize("tree", ["params", "state"])
+@pytest.mark.parametrize("make", [lambda: torch.ones(2), lambda: tf.ones(2), lambda: tf.Variable([1.0])])
+def test_weights_of_another_framework_are_refused(make, tree):
+    trees = {"params": {"w": jax.numpy.ones(2)}, tree: {"w": [make()]}}
+    with pytest.raises(polybridge.WrongFrameworkError, match=rf"takes jax tensors, but {tree}\['w'\]\[0\] is a"):
+        polybridge.wrap(lambda params, *args: args, src="jax", dst="torch", **trees)
+
+
+def test_weights_are_refused_where_there_are_no_modules():
+    with pytest.raises(TypeError, match="takes params= only where dst= has modules, and numpy has none"):
+        polybridge.wrap(lambda params, x: x, src="jax", dst="numpy", params={"w": jax.numpy.ones(2)})
+
+
+@pytest.mark.parametrize("returned", [lambda x, state: x, lambda x, state: (x, x, state), lambda x, state: None])
+def test_a_function_that_forgets_its_state_is_told_so(returned):
+    params, state = {"w": jax.numpy.ones(2)}, {"n": jax.numpy.zeros(())}
+    f = polybridge.wrap(lambda p, s, x: returned(x, s), src="jax", dst="torch", params=params, state=state)
+    with pytest.raises(polybridge.OutputError, match=r"it is to return `\(out, state\)`"):
+        f(torch.ones(2))
+
+
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_apply_without_state_says_what_it_takes(mode):
+    apply, params, _ = polybridge.wrap(torch.nn.Linear(2, 2), dst="jax")
+    with pytest.raises(polybridge.WeightsError, match=r"takes `\(params, state, \*args\)`.*but state is a jax"):
+        mode(lambda params, x: apply(params, x))(params, jax.numpy.ones(2))
+
+
+def test_a_linen_module_without_variables_is_told_what_to_wrap():
+    with pytest.raises(polybridge.UnsupportedModuleError, match=r"module\.apply, src=.*params="):
+        polybridge.wrap(linen.Dense(2), dst="torch")
+    module, x = linen.Dense(2), jax.numpy.ones((1, 3))
+    variables = module.init(jax.random.key(0), x)
+    f = polybridge.wrap(module.bind(variables), src="jax", dst="torch")
+    np.testing.assert_allclose(f(torch.ones(1, 3)), module.apply(variables, x), rtol=1e-6)

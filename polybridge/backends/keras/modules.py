@@ -17,6 +17,7 @@ class KerasModules(ModuleLibrary):
     """`keras.layers` and `keras.Model`."""
 
     name = "keras"
+    classes = (keras.layers.Layer,)
     builds = True
 
     def functional(self, value: Any) -> Functional | None:

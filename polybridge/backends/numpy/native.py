@@ -77,10 +77,9 @@ def value_and_grad(
         kwargs: its keyword arguments.
     """
     numbers = (argnums,) if isinstance(argnums, SupportsIndex) else tuple(argnums)
-    value, recording = recorded(function, args, kwargs, numbers)
+    value, recording = recorded(function, args, kwargs, numbers, strict=True)
     for number, argument in zip(numbers, recording.arguments, strict=True):
-        if not argument.floating:
-            raise NotDifferentiableError.of_argument(recording.call, number, "holds no floating or complex array")
+        recording.check(number, argument)
     gradients = recording.pull([recording.one()])
     return value, gradients[0] if isinstance(argnums, SupportsIndex) else tuple(gradients)
 
@@ -94,7 +93,7 @@ def hessian(function: Function, *args: Any, argnums: int = 0, **kwargs: Any) -> 
         argnums: which of them; for an array of shape `s` the Hessian has shape `s + s`.
         kwargs: its keyword arguments.
     """
-    _, recording = recorded(function, args, kwargs, (argnums,))
+    _, recording = recorded(function, args, kwargs, (argnums,), strict=True)
     x = np.asarray(args[argnums])
     if not convert.is_tensor(args[argnums]) or x.dtype.name not in DIFFERENTIABLE - COMPLEX:
         raise NotDifferentiableError.of_argument(recording.call, argnums, "is not one real array")
