@@ -242,6 +242,14 @@ class UnsupportedModuleError(ArgumentError, TypeError):
         )
 
     @classmethod
+    def keras_on(cls, runs_on: str) -> UnsupportedModuleError:
+        """Say that Keras computes with another framework than its modules are bridged with."""
+        return cls(
+            f"`polybridge.wrap` bridges Keras's layers and models where Keras runs on TensorFlow, but here it runs on "
+            f'{runs_on}. Set `KERAS_BACKEND="tensorflow"` in the environment before Keras is imported.'
+        )
+
+    @classmethod
     def scripted(cls, name: str) -> UnsupportedModuleError:
         """Say why TorchScript's modules are no source."""
         return cls(

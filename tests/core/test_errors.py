@@ -101,6 +101,7 @@ EXAMPLES = [
     errors.UnsupportedModuleError.unbound("Dense"),
     errors.WeightsError.no_mapping("Net", "state", int),
     errors.OutputError.without_state("f", 3),
+    errors.UnsupportedModuleError.keras_on("jax"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -2,6 +2,9 @@
 
 import functools
 import gc
+import os
+import subprocess
+import sys
 import traceback
 import typing
 import warnings
@@ -728,3 +731,26 @@ def test_a_linen_module_without_variables_is_told_what_to_wrap():
     variables = module.init(jax.random.key(0), x)
     f = polybridge.wrap(module.bind(variables), src="jax", dst="torch")
     np.testing.assert_allclose(f(torch.ones(1, 3)), module.apply(variables, x), rtol=1e-6)
+
+
+OTHER_KERAS = """
+import keras, numpy as np, torch, polybridge
+for wrap in (lambda: polybridge.wrap(keras.layers.Dense(2), dst="torch"),
+             lambda: polybridge.wrap(keras.Sequential([keras.layers.Dense(2)]), dst="jax"),
+             lambda: polybridge.wrap(torch.nn.Linear(2, 2), dst="keras")):
+    try:
+        print(wrap())
+    except polybridge.UnsupportedModuleError as error:
+        assert "KERAS_BACKEND" in str(error), error
+polybridge.wrap(torch.nn.Linear(2, 2), dst="jax").params["weight"]  # has nothing to do with Keras
+print("done")
+"""
+
+
+@pytest.mark.parametrize("runs_on", ["torch", "jax"])
+def test_keras_on_another_framework_is_told_what_to_set(runs_on):
+    environment = {**os.environ, "KERAS_BACKEND": runs_on}
+    run = subprocess.run(
+        [sys.executable, "-c", OTHER_KERAS], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert run.stdout.split() == ["done"], run.stdout + run.stderr
