@@ -147,10 +147,11 @@ class UnsupportedTensorError(ArgumentError, TypeError):
         return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
 
     @classmethod
-    def composite(cls, value: object) -> UnsupportedTensorError:
+    def composite(cls, value: object, advice: str = "") -> UnsupportedTensorError:
         """Say that a value has tensors in it that nobody hands over; its place is not known yet."""
         return cls(
             f"a {type(value).__name__} is not a dense tensor, nor a list, tuple, dict, named tuple or dataclass of such"
+            f"{advice and '. '}{advice}"
         )
 
     @classmethod

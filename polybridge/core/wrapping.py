@@ -358,7 +358,7 @@ class _Wrapped:
         if kind is Kind.ARRAY:
             return array_to(dest, leaf, self.call, where)
         if kind is Kind.COMPOSITE:
-            raise UnsupportedTensorError.composite(leaf).at(self.call, where)
+            raise UnsupportedTensorError.composite(leaf, dest.advice(leaf)).at(self.call, where)
         raise WrongFrameworkError.argument(self.call, where, type(leaf), dest.name)
 
     def native(self, structure: Structure) -> Callable[..., Outcome]:

@@ -754,3 +754,13 @@ def test_keras_on_another_framework_is_told_what_to_set(runs_on):
         [sys.executable, "-c", OTHER_KERAS], env=environment, capture_output=True, text=True, timeout=100
     )
     assert run.stdout.split() == ["done"], run.stdout + run.stderr
+
+
+def test_a_symbolic_tensor_of_keras_is_told_of_lambda():
+    f = in_tf(torch.sin)
+    with pytest.raises(
+        polybridge.UnsupportedTensorError, match=r"args\[0\].*KerasTensor.*`keras\.layers\.Lambda\(f\)`"
+    ):
+        f(keras.Input((3,)))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(f)])
+    np.testing.assert_allclose(model.predict(np.ones((2, 3)), verbose=0), np.sin(np.ones((2, 3))), rtol=1e-6)

@@ -14,9 +14,11 @@ import numpy as np
 from polybridge.backends.numpy import convert
 from polybridge.backends.numpy.convert import Array
 from polybridge.backends.numpy.recording import Function, filled, recorded, waiting, waiting_for
-from polybridge.core.errors import NotDifferentiableError
+from polybridge.core.errors import CotangentError, NotDifferentiableError
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import COMPLEX, DIFFERENTIABLE
+
+_ONE_EACH = "a tuple with an entry for each positional argument"
 
 
 def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
@@ -56,6 +58,9 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
     In tangents None stands for zero; in the derivative, for a leaf that is no floating or complex array.
     """
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            raise CotangentError.misfit(function.__name__, f"`{name}`", f"of type {type(given).__name__}", _ONE_EACH)
     out, recording = recorded(function, tuple(primals), {}, range(len(primals)))
     return out, recording.push(recording.tangents(tangents))
 
