@@ -33,6 +33,7 @@ PolybridgeWarning (UserWarning)
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable
@@ -76,7 +77,8 @@ class BackendNotInstalledError(BackendError, ImportError):
     @classmethod
     def of(cls, name: str, requirement: str) -> BackendNotInstalledError:
         """Say which framework is missing and the command that installs it."""
-        return cls(f"The backend {name!r} needs a framework that is not installed: `pip install {requirement}`.")
+        command = shlex.join(["pip", "install", *requirement.split()])  # a shell would redirect at `>`
+        return cls(f"The backend {name!r} needs a framework that is not installed: `{command}`.")
 
 
 class BrokenPluginError(BackendError, ImportError):
