@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 import torch
 from flax import linen, nnx
+from keras.layers import Dense
 
 import polybridge
 from polybridge import DetachedStateWarning
@@ -486,7 +487,7 @@ CLOSED_OVER = {
     "torch_plain_tensor": (torch_plain_tensor, in_tf, ["scale"]),
     "torch_method": (lambda: TorchModel().score, in_tf, ["inner.weight", "inner.bias"]),
     "torch_module_in_closure": (torch_module_in_closure, in_tf, ["model.inner.weight", "model.inner.bias"]),
-    "torch_partial": (torch_partial, in_tf, ["(2,)"]),
+    "torch_partial": (torch_partial, in_tf, ["scale"]),
     "torch_list_in_closure": (torch_list_in_closure, in_tf, ["(2, 2)", "(2,)"]),
     "tf_closure": (tf_closure, in_torch, ["scale"]),
     "tf_function": (tf_function_closure, in_torch, ["scale"]),
@@ -764,3 +765,52 @@ def test_a_symbolic_tensor_of_keras_is_told_of_lambda():
         f(keras.Input((3,)))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(f)])
     np.testing.assert_allclose(model.predict(np.ones((2, 3)), verbose=0), np.sin(np.ones((2, 3))), rtol=1e-6)
+
+
+class Scaling:
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, x):
+        return self.layer(x)
+
+    def method(self, x):
+        return self.layer(x)
+
+
+def applied(layer, x, *, scale=2.0):
+    return layer(x) * scale
+
+
+REACHING = {
+    "closure": lambda layer: lambda x: layer(x),
+    "default": lambda layer: lambda x, layer=layer: layer(x),
+    "partial": lambda layer: functools.partial(lambda x, layer: layer(x), layer=layer),
+    "partial_of_partial": lambda layer: functools.partial(functools.partial(applied, layer), scale=3.0),
+    "object": Scaling,
+    "method": lambda layer: Scaling(layer).method,
+    "own_method": lambda layer: layer.__call__,
+    "beside_classes": lambda layer: lambda x: (torch.nn.Linear, Dense, layer(x))[2],
+}
+
+
+@pytest.mark.parametrize("make", REACHING.values(), ids=REACHING)
+def test_weights_are_named_however_a_function_reaches_them(make):
+    f, x = in_tf(make(torch.nn.Linear(3, 3))), tf.Variable(tf.ones((1, 3)))
+    with (
+        pytest.warns(DetachedStateWarning, match=r"wrapped function: (self|[\w.]*layer)\.weight, "),
+        tf.GradientTape(),
+    ):
+        f(x)
+
+
+@pytest.mark.parametrize("make", REACHING.values(), ids=REACHING)
+@pytest.mark.parametrize("dst", ["torch", "jax"])
+def test_frozen_weights_are_known_however_a_function_reaches_them(make, dst):
+    layer = keras.layers.Dense(3, trainable=False)
+    layer.build((1, 3))
+    x = torch.ones(1, 3, requires_grad=True) if dst == "torch" else jax.numpy.ones((1, 3))
+    f = polybridge.wrap(make(layer), src="tf", dst=dst)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DetachedStateWarning)
+        f(x) if dst == "torch" else jax.vjp(f, x)
