@@ -4,7 +4,7 @@
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polybridge.core.backend import Backend, Pullback
 from polybridge.core.bridge import Bridge
@@ -46,6 +46,13 @@ from polybridge.core.registry import get_backend, list_backends
 from polybridge.core.relay import Outcome, Relay
 from polybridge.core.specs import TensorSpec
 from polybridge.core.wrapping import convert, wrap
+
+if TYPE_CHECKING:  # so that an editor knows them; `__getattr__` imports them
+    from polybridge import compat as compat
+    from polybridge import keras as keras
+    from polybridge import observe as observe
+    from polybridge import testing as testing
+    from polybridge import tf1 as tf1
 
 __version__ = "0.1.0"
 
@@ -107,3 +114,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"polybridge.{name}")
     raise AttributeError(f"module 'polybridge' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that a shell completes, submodules that nobody has imported yet included."""
+    return sorted({*globals(), *_LAZY})

@@ -17,6 +17,7 @@ from pathlib import Path
 CARRIERS = frozenset({"numpy", "ml_dtypes"})
 CORE = frozenset({"polybridge.core"})
 API = CORE | {"polybridge"}  # "polybridge" is its public names, and none of its submodules
+LAZY = frozenset(f"polybridge.{name}" for name in ("compat", "keras", "observe", "testing", "tf1"))
 FRAMEWORKS = frozenset({"torch", "tensorflow", "keras", "jax"})
 
 
@@ -40,7 +41,7 @@ def backend_rows(name: str, *frameworks: str) -> dict[str, Row]:
 
 
 TABLE: dict[str, Row] = {
-    "__init__.py": Row(CORE),
+    "__init__.py": Row(CORE, LAZY),
     "core": Row(CORE | {"optree", "pluggy"}),
     "backends/__init__.py": Row(),
     **backend_rows("torch", "torch"),

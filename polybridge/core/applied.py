@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from polybridge.core.backend import Backend
-from polybridge.core.errors import (
-    WeightsError,
-)
+from polybridge.core.errors import OutputError, WeightsError
 from polybridge.core.functional import Functional, Slot, Weights, signature_of
 
 Tensor = Any
@@ -84,7 +82,10 @@ class Applied(Functional):
         if not self._stateful:
             return self.module(params, *args, **kwargs), {}
         state = self._with_state({name: values[self._names[name]] for name in self._state})
-        out, state = self.module(params, state, *args, **kwargs)
+        returned = self.module(params, state, *args, **kwargs)
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+            raise OutputError.without_state(self.name, returned)
+        out, state = returned
         after, _ = self.backend.parts(state)
         if after.keys() != self._state.keys():
             missing, unknown = self._state.keys() - after.keys(), after.keys() - self._state.keys()

@@ -167,6 +167,10 @@ class Backend(ABC):
         """Whether `value` is made of tensors of this framework without being one (sparse, ragged, symbolic)."""
         return False
 
+    def advice(self, value: Any) -> str:
+        """Return a sentence on what to do with a value of which `is_composite` is true; nothing if that is plain."""
+        return ""
+
     def is_tree(self, value: Any) -> bool:
         """Whether `value` is a container to this framework: `is_composite` may differ among values of its type."""
         return False

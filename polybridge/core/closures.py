@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
 
 def reachable(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the function itself (as ""), the object that it is a method of, and what its code reads from outside."""
+    """Return what a function reaches, classes excepted.
+
+    That is the function itself (as ""), what a partial gives to it, the object that it is a method of with its
+    attributes, its defaults, and what its code reads from outside.
+    """
     found: dict[str, Any] = {"": fn}
-    if hasattr(fn, "__self__"):
-        found["self"] = fn.__self__
+    while isinstance(fn, functools.partial):
+        with contextlib.suppress(TypeError, ValueError):  # of a builtin, whose signature nobody knows
+            found |= inspect.signature(fn.func).bind_partial(*fn.args).arguments
+        found |= fn.keywords
+        fn = fn.func
     code = inspect.unwrap(getattr(fn, "python_function", fn))
+    owner = getattr(fn, "__self__", None if inspect.isfunction(code) else fn)
+    if not isinstance(owner, (type, types.ModuleType, type(None))):  # a module is where a builtin is defined
+        found |= {"self": owner, **{f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}}
+    code = getattr(code, "__func__", code)
+    if not inspect.isfunction(code) and callable(owner):
+        code = type(owner).__call__
     if inspect.isfunction(code):
         captured = inspect.getclosurevars(code)
-        found |= {**captured.globals, **captured.nonlocals}
-    return found
+        parameters = inspect.signature(code).parameters.items()
+        defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
+        found = {**defaults, **found, **captured.globals, **captured.nonlocals}
+    return {name: value for name, value in found.items() if not isinstance(value, type)}
 
 
 def draws_alike(example: Callable[..., Any]) -> bool:

@@ -33,6 +33,7 @@ PolybridgeWarning (UserWarning)
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable
@@ -58,10 +59,16 @@ class UnknownBackendError(BackendError, LookupError):
     def named(cls, name: object, known: Iterable[str], broken: Iterable[str]) -> UnknownBackendError:
         """Say which name was asked for, which exist, and which of them is near."""
         known, broken = sorted(known), sorted(broken)
-        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        meant = name if isinstance(name, str) else getattr(name, "__name__", "")  # of a framework's module, say
+        hint = did_you_mean(str(meant).lower(), known)
         aside = f" Plugins that failed to load: {', '.join(broken)}." if broken else ""
         return cls(f"No backend is named {name!r}.{hint} Known names: {', '.join(known)}.{aside}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with the name that is nearest, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class BackendNotInstalledError(BackendError, ImportError):
@@ -70,7 +77,8 @@ class BackendNotInstalledError(BackendError, ImportError):
     @classmethod
     def of(cls, name: str, requirement: str) -> BackendNotInstalledError:
         """Say which framework is missing and the command that installs it."""
-        return cls(f"The backend {name!r} needs a framework that is not installed: `pip install {requirement}`.")
+        command = shlex.join(["pip", "install", *requirement.split()])  # a shell would redirect at `>`
+        return cls(f"The backend {name!r} needs a framework that is not installed: `{command}`.")
 
 
 class BrokenPluginError(BackendError, ImportError):
@@ -93,6 +101,14 @@ class NotCallableError(ArgumentError, TypeError):
     def got(cls, fn: object) -> NotCallableError:
         """Say what came instead of a function."""
         return cls(f"`polybridge.wrap` expects a callable, got {fn!r} of type {type(fn).__name__}.")
+
+    @classmethod
+    def of_modules(cls, found: type) -> NotCallableError:
+        """Say that a class came instead of one of its modules."""
+        return cls(
+            f"`polybridge.wrap` was given the class {found.__qualname__}, not a module. Wrap an instance of it: "
+            f"`polybridge.wrap({found.__qualname__}(...), ...)`."
+        )
 
     @classmethod
     def saved_model(cls, functions: Iterable[str], signatures: Iterable[str]) -> NotCallableError:
@@ -131,6 +147,14 @@ class UnsupportedTensorError(ArgumentError, TypeError):
     def at(self, call: str, path: str) -> UnsupportedTensorError:
         """Return the error with its place among the arguments or results, which who raised it did not know."""
         return type(self)(f"`{call}`: {path} cannot cross between frameworks: {self}.")
+
+    @classmethod
+    def composite(cls, value: object, advice: str = "") -> UnsupportedTensorError:
+        """Say that a value has tensors in it that nobody hands over; its place is not known yet."""
+        return cls(
+            f"a {type(value).__name__} is not a dense tensor, nor a list, tuple, dict, named tuple or dataclass of such"
+            f"{advice and '. '}{advice}"
+        )
 
     @classmethod
     def weight(cls, call: str, name: str, found: str, own: str, reason: str) -> UnsupportedTensorError:
@@ -213,6 +237,22 @@ class UnsupportedModuleError(ArgumentError, TypeError):
     """A module that cannot compute with the weights that another framework holds."""
 
     @classmethod
+    def unbound(cls, name: str) -> UnsupportedModuleError:
+        """Say that a module of Flax linen holds no weights."""
+        return cls(
+            f"`polybridge.wrap` cannot bridge {name}: a module of Flax linen holds no weights. Wrap its function: "
+            f'`polybridge.wrap(module.apply, src="jax", params=module.init(key, x), dst=...)`.'
+        )
+
+    @classmethod
+    def keras_on(cls, runs_on: str) -> UnsupportedModuleError:
+        """Say that Keras computes with another framework than its modules are bridged with."""
+        return cls(
+            f"`polybridge.wrap` bridges Keras's layers and models where Keras runs on TensorFlow, but here it runs on "
+            f'{runs_on}. Set `KERAS_BACKEND="tensorflow"` in the environment before Keras is imported.'
+        )
+
+    @classmethod
     def scripted(cls, name: str) -> UnsupportedModuleError:
         """Say why TorchScript's modules are no source."""
         return cls(
@@ -224,6 +264,15 @@ class UnsupportedModuleError(ArgumentError, TypeError):
 
 class WeightsError(ArgumentError, ValueError):
     """Weights or state that are not those of the module."""
+
+    @classmethod
+    def no_mapping(cls, call: str, name: str, found: type) -> WeightsError:
+        """Say that the arguments of `apply` are not in their places."""
+        return cls(
+            f"`{call}` takes `(params, state, *args)`, first two dicts of arrays by name, but {name} is a "
+            f"{found.__module__}.{found.__qualname__}. Give the two that `polybridge.wrap` returned, also where "
+            f"`state` is empty."
+        )
 
     @classmethod
     def unlike(cls, call: str, missing: Iterable[str], unknown: Iterable[str]) -> WeightsError:
@@ -298,6 +347,14 @@ class OutputError(PolybridgeError, TypeError):
         return cls(
             f"`{call}` was called with inputs that need gradients, but the function returned no tensor "
             f"(got {type(found).__name__}: {found!r:.80}). Return a tensor, or call it where gradients are off."
+        )
+
+    @classmethod
+    def without_state(cls, call: str, found: object) -> OutputError:
+        """Say that a function with a state returned none."""
+        return cls(
+            f"`{call}` was wrapped with `state=`, so it is to return `(out, state)`, but it returned a value of type "
+            f"{type(found).__name__}. Return the new state too, or leave `state=` out."
         )
 
     @classmethod

@@ -23,6 +23,8 @@ class ModuleLibrary(ABC):
 
     name: ClassVar[str]
     """The canonical name, as given to `wrap(src=..., dst=...)`."""
+    classes: tuple[type, ...] = ()
+    """Those whose instances are modules, so that a class in place of a module is an error."""
     builds: ClassVar[bool] = False
     """Whether `native` takes modules that make their weights at the first call, and calls `Bridge.build` then."""
 

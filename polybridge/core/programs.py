@@ -134,7 +134,7 @@ class UserFunction(Program):
         if kind is Kind.FOREIGN:
             raise OutputError.foreign(self.call, where, type(leaf), self.source.name)
         if kind is Kind.COMPOSITE:
-            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
+            raise UnsupportedTensorError.composite(leaf).at(self.call, where)
         return array_to(self.source, leaf, self.call, where)
 
     def _unsupported(self, tensors: list[Tensor], structure: Structure) -> UnsupportedTensorError:

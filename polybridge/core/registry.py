@@ -16,7 +16,13 @@ import pluggy
 
 from polybridge.core import hookspecs
 from polybridge.core.backend import Backend
-from polybridge.core.errors import BackendError, BackendNotInstalledError, BrokenPluginError, UnknownBackendError
+from polybridge.core.errors import (
+    BackendError,
+    BackendNotInstalledError,
+    BrokenPluginError,
+    NotCallableError,
+    UnknownBackendError,
+)
 from polybridge.core.functional import Functional
 from polybridge.core.hookspecs import BackendPlugin, ModulePlugin
 from polybridge.core.modules import ModuleLibrary
@@ -66,6 +72,8 @@ class Registry:
     def get(self, name: str) -> Backend:
         """Return the backend called `name`, or that of the library of this name, importing its framework if need be."""
         self.find()
+        if not isinstance(name, str):
+            raise self._unknown(name)
         canonical = self.names.get(name)
         if canonical is None and name in self.module_names:
             canonical = self.names.get(self.module_plugins[self.module_names[name]].backend)
@@ -77,7 +85,7 @@ class Registry:
     def library(self, name: str) -> ModuleLibrary | None:
         """Return the library of modules called `name`; None if there is only a backend of this name, or nothing."""
         self.find()
-        canonical = self.module_names.get(name)
+        canonical = self.module_names.get(name) if isinstance(name, str) else None
         if canonical is None:
             return None
         library = self.libraries.get(canonical)
@@ -87,6 +95,9 @@ class Registry:
         """Return the library that `value` is a module of, and the module as a function; None if there is none.
 
         Imports no library. Those that are named after their backend are asked last: others build on their classes.
+
+        Raises:
+            NotCallableError: it is the class of modules.
         """
         if isinstance(value, _FUNCTIONS):
             return None
@@ -95,6 +106,8 @@ class Registry:
             if sys.modules.get(plugin.module) is None:
                 continue
             library = self.library(name)
+            if library is not None and isinstance(value, type) and issubclass(value, library.classes):
+                raise NotCallableError.of_modules(value)
             functional = None if library is None else library.functional(value)
             if library is not None and functional is not None:
                 return library, functional
@@ -171,8 +184,8 @@ class Registry:
             loaded: ModuleLibrary = self.libraries.setdefault(name, library)
         return loaded
 
-    def _unknown(self, name: str) -> Exception:
-        if name in self.broken:
+    def _unknown(self, name: Any) -> Exception:
+        if isinstance(name, str) and name in self.broken:
             source, error = self.broken[name]
             return BrokenPluginError.of(name, source, error)
         return UnknownBackendError.named(name, {*self.names, *self.module_names}, self.broken)

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from polybridge.core import trees
+
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 COMPLEX = frozenset({"complex64", "complex128"})
@@ -81,3 +83,26 @@ class TensorSpec:
         """Write it as `float32[2, ?]`."""
         dims = "..." if self.shape is None else ", ".join("?" if n is None else str(n) for n in self.shape)
         return f"{self.dtype}[{dims}]"
+
+
+def check_promise(tree: Any) -> None:
+    """Look at the tree that a user gives as `output_specs=`, before a graph is made of it.
+
+    Raises:
+        TypeError: it holds the spec of another library.
+        ValueError: a shape or dtype is none.
+    """
+    leaves, treedef = trees.flatten(tree, lambda leaf: isinstance(leaf, TensorSpec))
+    for position, leaf in enumerate(leaves):
+        where = f"`polybridge.wrap`: {trees.path(treedef, position, 'output_specs')} is {leaf!r:.80}"
+        if not isinstance(leaf, TensorSpec):
+            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+                raise TypeError(f"{where}. Give a `polybridge.TensorSpec(shape, dtype)` there.")
+            continue
+        if leaf.dtype not in SUPPORTED:
+            raise ValueError(f"{where}, but its dtype is no name of one that crosses: {', '.join(sorted(SUPPORTED))}.")
+        sizes = () if leaf.shape is None else leaf.shape
+        if not isinstance(sizes, tuple) or not all(
+            n is None or (isinstance(n, (int, np.integer)) and n >= 0) for n in sizes
+        ):
+            raise ValueError(f"{where}, but a shape is a tuple of sizes, with None for one that varies, or None.")

@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import types
+from collections import ChainMap, OrderedDict, UserDict, UserList
 from collections.abc import Callable, Container, Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -29,11 +31,26 @@ class Kind(Enum):
     TENSOR = "tensor"  # one of its tensors
     ARRAY = "array"  # a NumPy array or scalar: converted, never differentiated
     STATIC = "static"  # reaches the function unchanged
-    COMPOSITE = "composite"  # made of its tensors, but not one (sparse, ragged, symbolic)
+    COMPOSITE = "composite"  # made of tensors, but not one (sparse, ragged, symbolic), or no container of the tree
     FOREIGN = "foreign"  # a tensor of another framework
 
 
 ARRAYS = (np.ndarray, np.generic)
+
+# Containers that optree takes for leaves, as it looks into no subclass; what nobody looks into must hold no tensors.
+_MAPPINGS = (dict, UserDict, ChainMap, types.MappingProxyType)
+_COLLECTIONS: tuple[type, ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    UserList,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+# What computes its values later, when the call is over, and once.
+_PENDING = (types.GeneratorType, types.AsyncGeneratorType, types.CoroutineType, map, filter, zip, enumerate)
 
 Classify = Callable[[Any], Kind]
 """Says what a leaf is."""
@@ -278,7 +295,7 @@ class Classifier:
         kind = self._known.get(type(leaf))
         if kind is None:
             kind = self._ask(leaf)
-            if kind is not Kind.TENSOR and not self._is_tree(leaf):
+            if kind is not Kind.TENSOR and not isinstance(leaf, _MAPPINGS + _COLLECTIONS) and not self._is_tree(leaf):
                 self._known[type(leaf)] = kind
         return kind
 
@@ -290,13 +307,48 @@ class Classifier:
         return kind is Kind.TENSOR
 
     def _ask(self, leaf: Any) -> Kind:
+        if isinstance(leaf, tuple) and all(type(size) is int for size in leaf):  # such as a shape, at every call
+            return Kind.STATIC
         if self.is_tensor(leaf):
             return Kind.TENSOR
         if isinstance(leaf, ARRAYS):
             return Kind.ARRAY
-        if self._is_composite(leaf):
+        if self._is_composite(leaf) or hides(leaf, self._crosses):
             return Kind.COMPOSITE
         return Kind.FOREIGN if self._is_foreign(leaf) else Kind.STATIC
+
+    def _crosses(self, leaf: Any) -> bool:
+        """Whether it is a tensor; a NumPy array that nobody looks for stays one."""
+        if self.is_tensor(leaf) or self._is_composite(leaf):
+            return True
+        return not isinstance(leaf, ARRAYS) and self._is_foreign(leaf)
+
+
+def register_like(cls: type, plain: type[list[Any]] | type[tuple[Any, ...]] | type[dict[Any, Any]]) -> None:
+    """Teach optree a class that a framework makes of a plain list, tuple or dict, which is what it is rebuilt as."""
+
+    def to_children(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...] | None, tuple[Any, ...]]:
+        if plain is not dict:
+            return tuple(value), None, tuple(range(len(value)))
+        return tuple(value.values()), (*value,), (*value,)
+
+    def from_children(keys: Any, children: Iterable[Any]) -> Any:
+        return plain(children) if keys is None else plain(zip(keys, children, strict=True))
+
+    with _registering:
+        if cls not in _registered:
+            optree.register_pytree_node(cls, to_children, from_children, namespace=NAMESPACE)
+            _registered.add(cls)
+
+
+def hides(leaf: Any, is_value: Callable[[Any], bool]) -> bool:
+    """Whether a leaf is a container whose class is none of a tree's, and holds or will make what `is_value` says."""
+    if isinstance(leaf, _PENDING):
+        return True
+    if not isinstance(leaf, _MAPPINGS + _COLLECTIONS):
+        return False
+    held: Any = leaf.values() if isinstance(leaf, _MAPPINGS) else leaf
+    return any(is_value(x) or hides(x, is_value) for x in flatten(list(held))[0])
 
 
 def _register_dataclass(leaf: Any) -> bool:
@@ -305,15 +357,34 @@ def _register_dataclass(leaf: Any) -> bool:
     if isinstance(leaf, type) or not dataclasses.is_dataclass(leaf):
         _no_dataclasses.add(cls)
         return False
-    names = tuple(field.name for field in dataclasses.fields(leaf))
+    base: Any = next((known for known in (OrderedDict, dict) if issubclass(cls, known)), object)
+    try:
+        base.__new__(cls)
+    except TypeError:  # another built-in class is its base, such as list
+        _no_dataclasses.add(cls)
+        return False
+    fields = tuple(field.name for field in dataclasses.fields(leaf))
 
-    def to_children(instance: Any) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
-        return tuple(getattr(instance, name) for name in names), None, names
+    def to_children(instance: Any) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
+        added = (name for name in getattr(instance, "__dict__", ()) if name not in fields)  # as by __post_init__
+        names = (*(name for name in fields if hasattr(instance, name)), *added)
+        values = tuple(getattr(instance, name) for name in names)
+        if base is object:
+            return values, (names, (), ()), names
+        # A dict's entries, most of which are its fields once more, as in what models of Hugging Face return.
+        keys = tuple(base.keys(instance))
+        own = tuple(key for key in keys if base.get(instance, key) is not getattr(instance, str(key), _STAR))
+        return (*values, *(base.get(instance, key) for key in own)), (names, keys, own), (*names, *own)
 
-    def from_children(_: Any, children: Iterable[Any]) -> Any:
-        instance = object.__new__(cls)  # as copy.copy does: no second __post_init__, frozen classes too
-        for name, child in zip(names, children, strict=True):
-            object.__setattr__(instance, name, child)
+    def from_children(held: Any, children: Iterable[Any]) -> Any:
+        instance = base.__new__(cls)  # as copy.copy does: no second __post_init__, frozen classes too
+        names, keys, own = held
+        given = iter(children)
+        for name in names:
+            object.__setattr__(instance, name, next(given))
+        entries = {key: next(given) for key in own}
+        for key in keys:
+            base.__setitem__(instance, key, entries[key] if key in entries else getattr(instance, key))
         return instance
 
     registered: Any = cls  # optree's types ask for a collection, which a dataclass need not be

@@ -20,6 +20,7 @@ from polybridge.core.errors import (
     UnbuiltError,
     UnsupportedTensorError,
     WrongFrameworkError,
+    did_you_mean,
 )
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
 from polybridge.core.factories import Factory, resolve
@@ -29,6 +30,7 @@ from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.rules import Rule, RuledFunction, Vjp
+from polybridge.core.specs import check_promise
 from polybridge.core.trees import Classifier, Kind, Structure
 
 _RELAYS = 256  # structures and static values that one wrapped function keeps a relay for
@@ -66,7 +68,7 @@ def wrap(
     output_specs: Any = None,
     factory: Factory | None = None,
     **options: Any,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+) -> Callable[[Callable[..., Any]], Any]: ...
 
 
 def wrap(
@@ -139,6 +141,7 @@ def wrap(
         return functools.partial(wrap, src=src, dst=dst, **own, **options)
     if copy != "auto" and not isinstance(copy, bool):
         raise ValueError(f'`polybridge.wrap` takes copy="auto", True or False, got {copy!r}.')
+    check_promise(output_specs)
     rule = Rule.of(vjp, jvp)
     found = _functional(fn, src, params, state)
     library = registry.library(dst)
@@ -152,6 +155,7 @@ def wrap(
             return fn
         given = {"src": src, "dst": dst, "copy": copy, "sparse": sparse, "output_specs": output_specs}
         make: Callable[..., Any] = library.native
+        _check_options(make, options, library.name)
         return make(_bridge(functional, library, {**given, "factory": factory}), **options)
     if not callable(fn):
         raise NotCallableError.got(fn)
@@ -159,16 +163,31 @@ def wrap(
         names = ["factory", *options] if factory is not None else list(options)
         raise TypeError(
             f"`polybridge.wrap` takes {', '.join(names)}= for modules only, and only where dst= has modules."
+            f"{did_you_mean(names[-1], inspect.signature(wrap).parameters)}"
         )
+    if params is not None:
+        raise TypeError(f"`polybridge.wrap` takes params= only where dst= has modules, and {dst} has none.")
     source = get_backend(src) if src is not None else found and found[1].backend
     if source is None:
-        raise TypeError("`polybridge.wrap` needs src=, the framework of a function; only that of a module is known.")
+        raise TypeError(
+            f"`polybridge.wrap` needs src=, the framework that a function is written in, to wrap {fn!r:.80}; only that "
+            f"of a module is known."
+        )
     dest = get_backend(dst)
     if source is dest and rule is None:
         return fn
     if rule is None and not source.derivatives:
         rule = Rule()
     return dest.decorate(_Wrapped(fn, _exchange(dest, source, copy, sparse), output_specs, rule).function())
+
+
+def _check_options(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+    """Raise a TypeError unless the modules of a library take these options."""
+    known = inspect.signature(make).parameters
+    unknown = [] if "options" in known else [option for option in options if option not in known]
+    if unknown:
+        hint = did_you_mean(unknown[0], [*inspect.signature(wrap).parameters, *known])
+        raise TypeError(f"`polybridge.wrap` takes no {', '.join(unknown)}= where it makes a module of {name}.{hint}")
 
 
 def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[ModuleLibrary | None, Functional] | None:
@@ -182,7 +201,20 @@ def _functional(fn: Any, src: str | None, params: Any, state: Any) -> tuple[Modu
         raise WrongFrameworkError.module(type(fn), found[0].name, src)
     if src is None:
         raise TypeError("`polybridge.wrap` needs src=, the framework of a function and its params=.")
-    return None, Applied(fn, get_backend(src), params, state)
+    backend = get_backend(src)
+    _check_weights(backend, params, "params")
+    _check_weights(backend, state, "state")
+    return None, Applied(fn, backend, params, state)
+
+
+def _check_weights(backend: Backend, tree: Any, name: str) -> None:
+    """Raise a WrongFrameworkError where a weight is another framework's: it would be a constant that nobody trains."""
+    leaves, treedef = trees.flatten(tree)
+    for position, leaf in enumerate(leaves):
+        owner = None if backend.is_tensor(leaf) or isinstance(leaf, trees.ARRAYS) else registry.owner(leaf)
+        if owner is not None and owner.is_tensor(leaf):
+            where = trees.path(treedef, position, name)
+            raise WrongFrameworkError.argument("polybridge.wrap", where, type(leaf), backend.name)
 
 
 def _exchange(dest: Backend, source: Backend, copy: CopyPolicy, sparse: bool | None) -> Exchange:
@@ -267,10 +299,13 @@ def convert(tree: Any, to: str) -> Any:
             continue
         if isinstance(leaf, trees.ARRAYS):
             leaves[position] = array_to(target, leaf, "polybridge.convert", trees.path(treedef, position, "tree"))
+        elif trees.hides(leaf, lambda held: isinstance(held, trees.ARRAYS) or registry.owner(held) is not None):
+            error = UnsupportedTensorError.composite(leaf)
+            raise error.at("polybridge.convert", trees.path(treedef, position, "tree"))
         elif (owner := registry.owner(leaf)) is not None:
             try:
                 if not owner.is_tensor(leaf):
-                    raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor")
+                    raise UnsupportedTensorError.composite(leaf)
                 owner.check_detached(leaf)
                 leaves[position] = move(leaf, owner, target, own=owner.writes or target.writes)
             except UnsupportedTensorError as error:
@@ -323,7 +358,7 @@ class _Wrapped:
         if kind is Kind.ARRAY:
             return array_to(dest, leaf, self.call, where)
         if kind is Kind.COMPOSITE:
-            raise UnsupportedTensorError(f"a {type(leaf).__name__} is not a dense tensor").at(self.call, where)
+            raise UnsupportedTensorError.composite(leaf, dest.advice(leaf)).at(self.call, where)
         raise WrongFrameworkError.argument(self.call, where, type(leaf), dest.name)
 
     def native(self, structure: Structure) -> Callable[..., Outcome]:

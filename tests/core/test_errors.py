@@ -96,6 +96,12 @@ EXAMPLES = [
     errors.CompilationError.in_torchscript("f"),
     errors.ResidualError.written("f"),
     errors.NotDifferentiableError.without_argument("f", 2, 1),
+    errors.NotCallableError.of_modules(dict),
+    errors.UnsupportedTensorError.composite({}),
+    errors.UnsupportedModuleError.unbound("Dense"),
+    errors.WeightsError.no_mapping("Net", "state", int),
+    errors.OutputError.without_state("f", 3),
+    errors.UnsupportedModuleError.keras_on("jax"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -97,7 +97,7 @@ def test_a_module_in_place_of_a_name_is_unknown():
 
 def test_a_framework_that_is_not_installed_gives_the_pip_command(install):
     install("absent", plugin("absent", module="surely_not_installed", requirement="absent-framework>=3"))
-    with pytest.raises(polybridge.BackendNotInstalledError, match=r"'absent'.*`pip install absent-framework>=3`"):
+    with pytest.raises(polybridge.BackendNotInstalledError, match=r"'absent'.*`pip install 'absent-framework>=3'`"):
         Registry().get("absent")
 
 

@@ -1,8 +1,10 @@
 """Asks what is a leaf, where it is, and which calls can share a relay."""
 
+import copy
 import dataclasses
 import math
-from collections import OrderedDict, defaultdict, namedtuple
+import types
+from collections import ChainMap, OrderedDict, UserDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
@@ -40,6 +42,44 @@ class Slotted:
 @dataclasses.dataclass
 class Empty:
     pass
+
+
+@dataclasses.dataclass
+class Measured:
+    x: object
+    later: object = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.half = [self.x]
+
+
+@dataclasses.dataclass
+class Output(OrderedDict):
+    """As a model of Hugging Face returns it: a field that is not None is an entry too."""
+
+    loss: object = None
+    logits: object = None
+
+    def __post_init__(self):
+        self.update({name: value for name, value in vars(self).items() if value is not None})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hashed:
+    x: object
+
+
+class Config(dict):
+    pass
+
+
+class Batch(list):
+    pass
+
+
+@dataclasses.dataclass
+class Named(list):
+    name: str = "named"
 
 
 @pytest.fixture
@@ -115,6 +155,22 @@ def test_a_dataclass_is_rebuilt_without_running_its_constructor_again():
     assert treedef.unflatten(leaves).made == ["again"]
 
 
+def test_a_dataclass_keeps_attributes_that_are_no_fields():
+    leaves, treedef = trees.flatten(Measured(1))
+    rebuilt = treedef.unflatten([leaf + 1 for leaf in leaves])
+    assert (rebuilt.x, rebuilt.half) == (2, [2])
+    assert not hasattr(rebuilt, "later")
+
+
+def test_a_dataclass_that_is_a_dict_keeps_its_entries():
+    output = Output(logits=1)
+    output["more"] = 5
+    leaves, treedef = trees.flatten(output)
+    rebuilt = treedef.unflatten([leaf and leaf + 1 for leaf in leaves])
+    assert leaves == [None, 1, 5]
+    assert (rebuilt.loss, rebuilt.logits, list(rebuilt.items())) == (None, 2, [("logits", 2), ("more", 6)])
+
+
 def test_a_dataclass_itself_is_not_a_container():
     assert trees.flatten([Frozen])[0] == [Frozen]
 
@@ -138,6 +194,60 @@ def test_tensors_inside_containers_reach_the_function(seen):
     (args, kwargs) = seen([X, {"w": X}], point=Point(X, "name"))
     assert args[0][1]["w"].value == 1.0
     assert kwargs["point"].y == "name"
+
+
+HIDING = {
+    "dict": lambda x: Config(a=x),
+    "list": lambda x: Batch([0, x]),
+    "dataclass": lambda x: copy.copy(Named()).__iadd__([x]),
+    "deep": lambda x: Config(a=[Batch([{"b": x}])]),
+    "user_dict": lambda x: UserDict(a=x),
+    "chain_map": lambda x: ChainMap({}, {"a": x}),
+    "proxy": lambda x: types.MappingProxyType({"a": x}),
+    "set": lambda x: {(Hashed(x),)},
+    "values": lambda x: {"a": x}.values(),
+    "items": lambda x: {"a": x}.items(),
+    "generator": lambda x: (i for i in [x]),
+    "map": lambda x: map(abs, [x]),
+    "zip": lambda x: zip([x], [x], strict=True),
+}
+
+
+@pytest.mark.parametrize("hide", HIDING.values(), ids=HIDING)
+def test_a_tensor_where_nobody_looks_is_refused(hide):
+    """It would reach the other side as it is: a tensor of a framework that is not expected there."""
+    x = toy.array(1.0)
+    f = polybridge.wrap(lambda _: None, src="numpy", dst="toy")
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"args\[0\] cannot cross .* nor a list, tuple, dict"):
+        f(hide(x))
+    g = polybridge.wrap(lambda _: hide(x), src="toy", dst="numpy")
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"result cannot cross .* nor a list, tuple, dict"):
+        g(0)
+    with pytest.raises(polybridge.UnsupportedTensorError, match=r"tree\[0\] cannot cross .* nor a list, tuple, dict"):
+        polybridge.convert([hide(x)], "numpy")
+
+
+def test_what_an_asynchronous_function_returns_is_refused():
+    async def asynchronous():
+        return X
+
+    coroutine = asynchronous()
+    with pytest.raises(polybridge.UnsupportedTensorError, match="a coroutine is not"):
+        polybridge.wrap(lambda: coroutine, src="toy", dst="numpy")()
+    coroutine.close()
+
+
+@pytest.mark.parametrize("static", [Config(a=1), Batch([2, "b"]), UserDict(a=None), {1, 2}, Named(), {}.keys()])
+def test_a_container_of_other_values_reaches_the_function_unchanged(seen, static):
+    for _ in range(2):
+        assert seen(X, static)[0][1] is static
+
+
+def test_a_container_that_held_no_tensor_is_asked_again():
+    f = polybridge.wrap(lambda _: None, src="numpy", dst="toy")
+    f(Config(a=1))
+    with pytest.raises(polybridge.UnsupportedTensorError, match="a Config is not"):
+        f(Config(a=X))
 
 
 @pytest.mark.parametrize("static", [1, 1.0, True, 0.0, -0.0, math.inf, math.nan, 1j, "1", b"1", None, (), X.shape])

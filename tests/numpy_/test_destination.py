@@ -103,6 +103,24 @@ def test_the_gradient_in_something_without_arrays_is_refused(other):
         in_numpy(other, lambda x, n: other.sum(x * n)).grad(X, 2.0, argnums=1)
 
 
+def test_primals_and_tangents_are_tuples(other):
+    """An array would be taken for as many arguments as it has rows."""
+    f = in_numpy(other, lambda a, b: a * b)
+    for primals, tangents in ((np.ones(2), (np.ones(2), np.ones(2))), ((np.ones(2), np.ones(2)), np.ones(2))):
+        with pytest.raises(polybridge.CotangentError, match="of type ndarray, but a tuple with an entry for each"):
+            f.jvp(primals, tangents)
+
+
+@pytest.mark.parametrize("derivative", ["grad", "value_and_grad", "hessian"])
+@pytest.mark.parametrize("x", [3.0, [1.0, 2.0], None, "x"], ids=str)
+def test_it_is_refused_before_the_function_runs(other, derivative, x):
+    def fn(x):
+        raise AssertionError("it ran")
+
+    with pytest.raises(polybridge.NotDifferentiableError, match=r"args\[0\], which .*Give `numpy.asarray"):
+        getattr(in_numpy(other, fn), derivative)(x)
+
+
 @pytest.mark.parametrize(
     ("derivative", "argnums"), [("grad", 2), ("value_and_grad", -3), ("grad", (0, 2)), ("hessian", 2)], ids=str
 )

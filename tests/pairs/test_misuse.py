@@ -2,10 +2,15 @@
 
 import functools
 import gc
+import os
+import subprocess
+import sys
 import traceback
+import typing
 import warnings
 import weakref
 
+import equinox as eqx
 import jax
 import keras
 import ml_dtypes
@@ -13,10 +18,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+from flax import linen, nnx
+from keras.layers import Dense
 
 import polybridge
 from polybridge import DetachedStateWarning
 from tests.pairs.isolation import isolated
+
+
+class Pair(typing.NamedTuple):
+    first: object
+    second: object
 
 
 def in_torch(fn, **options):
@@ -475,7 +487,7 @@ CLOSED_OVER = {
     "torch_plain_tensor": (torch_plain_tensor, in_tf, ["scale"]),
     "torch_method": (lambda: TorchModel().score, in_tf, ["inner.weight", "inner.bias"]),
     "torch_module_in_closure": (torch_module_in_closure, in_tf, ["model.inner.weight", "model.inner.bias"]),
-    "torch_partial": (torch_partial, in_tf, ["(2,)"]),
+    "torch_partial": (torch_partial, in_tf, ["scale"]),
     "torch_list_in_closure": (torch_list_in_closure, in_tf, ["(2, 2)", "(2,)"]),
     "tf_closure": (tf_closure, in_torch, ["scale"]),
     "tf_function": (tf_function_closure, in_torch, ["scale"]),
@@ -618,3 +630,187 @@ def test_the_warning_can_be_an_error():
 def test_the_message_tells_how_to_pass_the_state():
     with pytest.warns(DetachedStateWarning, match="Pass it as an argument"):
         in_torch(tf_closure())(torch.ones(2, requires_grad=True))
+
+
+# What `wrap` is given.
+
+
+@pytest.mark.parametrize(
+    "cls", [torch.nn.Linear, keras.layers.Dense, tf.Module, nnx.Linear, linen.Dense, eqx.nn.Linear]
+)
+@pytest.mark.parametrize("options", [{}, {"src": "jax"}], ids=["alone", "with_src"])
+@pytest.mark.parametrize("dst", ["torch", "tf", "jax", "numpy", "keras"])
+def test_a_class_in_place_of_a_module_is_refused(cls, dst, options):
+    with pytest.raises(
+        polybridge.NotCallableError, match=rf"the class {cls.__name__}.*`polybridge.wrap\({cls.__name__}"
+    ):
+        polybridge.wrap(cls, dst=dst, **options)
+
+
+def test_a_class_of_values_is_a_function(pair, dst):
+    f = pair.wrap(Pair)
+    assert dst.numpy(f(dst.tensor([1.0]), 2).first).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", [["tf"], None, 3, {}], ids=str)
+@pytest.mark.parametrize("role", ["src", "dst"])
+def test_a_name_that_is_none_is_unknown(name, role):
+    with pytest.raises((polybridge.UnknownBackendError, TypeError), match=r"No backend is named|needs src="):
+        polybridge.wrap(lambda x: x, **{"src": "torch", "dst": "jax", role: name})
+
+
+def test_a_module_in_place_of_a_name_is_recognised():
+    with pytest.raises(polybridge.UnknownBackendError, match="Did you mean 'tensorflow'"):
+        polybridge.wrap(lambda x: x, src="torch", dst=tf)
+
+
+@pytest.mark.parametrize(
+    ("dst", "option", "meant"),
+    [("torch", "factoy", "factory"), ("tf", "nam", "name"), ("jax", "copied", "copy"), ("flax", "rng", "rngs")],
+)
+def test_an_option_that_a_module_does_not_take_is_refused(dst, option, meant):
+    module = keras.layers.Dense(2) if dst == "torch" else torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=rf"takes no {option}=.*Did you mean '{meant}'"):
+        polybridge.wrap(module, dst=dst, **{option: None})
+
+
+def test_a_misspelt_option_of_a_function_is_recognised():
+    with pytest.raises(TypeError, match="Did you mean 'output_specs'"):
+        in_torch(lambda x: x, ouput_specs=None)
+
+
+BAD_SPECS = {
+    "tf.TensorSpec": (TypeError, lambda: tf.TensorSpec([None], tf.float32), r"Give a `polybridge\.TensorSpec"),
+    "jax": (TypeError, lambda: jax.ShapeDtypeStruct((3,), "float32"), r"Give a `polybridge\.TensorSpec"),
+    "tensor": (TypeError, lambda: torch.ones(2), r"Give a `polybridge\.TensorSpec"),
+    "dtype": (ValueError, lambda: polybridge.TensorSpec((3,), torch.float32), "its dtype is no name"),
+    "dtype_name": (ValueError, lambda: polybridge.TensorSpec((3,), "float"), "its dtype is no name"),
+    "list": (ValueError, lambda: polybridge.TensorSpec([None, 3], "float32"), "a shape is a tuple"),
+    "negative": (ValueError, lambda: polybridge.TensorSpec((-1, 3), "float32"), "a shape is a tuple"),
+    "number": (ValueError, lambda: polybridge.TensorSpec(3, "float32"), "a shape is a tuple"),
+}
+
+
+@pytest.mark.parametrize(("kind", "spec", "message"), BAD_SPECS.values(), ids=BAD_SPECS)
+def test_a_promise_that_is_none_is_refused_at_once(kind, spec, message):
+    with pytest.raises(kind, match=rf"output_specs\['y'\]\[0\] is .*{message}"):
+        in_tf(lambda x: {"y": (x,)}, output_specs={"y": (spec(),)})
+
+
+@pytest.mark.parametrize("tree", ["params", "state"])
+@pytest.mark.parametrize("make", [lambda: torch.ones(2), lambda: tf.ones(2), lambda: tf.Variable([1.0])])
+def test_weights_of_another_framework_are_refused(make, tree):
+    trees = {"params": {"w": jax.numpy.ones(2)}, tree: {"w": [make()]}}
+    with pytest.raises(polybridge.WrongFrameworkError, match=rf"takes jax tensors, but {tree}\['w'\]\[0\] is a"):
+        polybridge.wrap(lambda params, *args: args, src="jax", dst="torch", **trees)
+
+
+def test_weights_are_refused_where_there_are_no_modules():
+    with pytest.raises(TypeError, match="takes params= only where dst= has modules, and numpy has none"):
+        polybridge.wrap(lambda params, x: x, src="jax", dst="numpy", params={"w": jax.numpy.ones(2)})
+
+
+@pytest.mark.parametrize("returned", [lambda x, state: x, lambda x, state: (x, x, state), lambda x, state: None])
+def test_a_function_that_forgets_its_state_is_told_so(returned):
+    params, state = {"w": jax.numpy.ones(2)}, {"n": jax.numpy.zeros(())}
+    f = polybridge.wrap(lambda p, s, x: returned(x, s), src="jax", dst="torch", params=params, state=state)
+    with pytest.raises(polybridge.OutputError, match=r"it is to return `\(out, state\)`"):
+        f(torch.ones(2))
+
+
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_apply_without_state_says_what_it_takes(mode):
+    apply, params, _ = polybridge.wrap(torch.nn.Linear(2, 2), dst="jax")
+    with pytest.raises(polybridge.WeightsError, match=r"takes `\(params, state, \*args\)`.*but state is a jax"):
+        mode(lambda params, x: apply(params, x))(params, jax.numpy.ones(2))
+
+
+def test_a_linen_module_without_variables_is_told_what_to_wrap():
+    with pytest.raises(polybridge.UnsupportedModuleError, match=r"module\.apply, src=.*params="):
+        polybridge.wrap(linen.Dense(2), dst="torch")
+    module, x = linen.Dense(2), jax.numpy.ones((1, 3))
+    variables = module.init(jax.random.key(0), x)
+    f = polybridge.wrap(module.bind(variables), src="jax", dst="torch")
+    np.testing.assert_allclose(f(torch.ones(1, 3)), module.apply(variables, x), rtol=1e-6)
+
+
+OTHER_KERAS = """
+import keras, numpy as np, torch, polybridge
+for wrap in (lambda: polybridge.wrap(keras.layers.Dense(2), dst="torch"),
+             lambda: polybridge.wrap(keras.Sequential([keras.layers.Dense(2)]), dst="jax"),
+             lambda: polybridge.wrap(torch.nn.Linear(2, 2), dst="keras")):
+    try:
+        print(wrap())
+    except polybridge.UnsupportedModuleError as error:
+        assert "KERAS_BACKEND" in str(error), error
+polybridge.wrap(torch.nn.Linear(2, 2), dst="jax").params["weight"]  # has nothing to do with Keras
+print("done")
+"""
+
+
+@pytest.mark.parametrize("runs_on", ["torch", "jax"])
+def test_keras_on_another_framework_is_told_what_to_set(runs_on):
+    environment = {**os.environ, "KERAS_BACKEND": runs_on}
+    run = subprocess.run(
+        [sys.executable, "-c", OTHER_KERAS], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert run.stdout.split() == ["done"], run.stdout + run.stderr
+
+
+def test_a_symbolic_tensor_of_keras_is_told_of_lambda():
+    f = in_tf(torch.sin)
+    with pytest.raises(
+        polybridge.UnsupportedTensorError, match=r"args\[0\].*KerasTensor.*`keras\.layers\.Lambda\(f\)`"
+    ):
+        f(keras.Input((3,)))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(f)])
+    np.testing.assert_allclose(model.predict(np.ones((2, 3)), verbose=0), np.sin(np.ones((2, 3))), rtol=1e-6)
+
+
+class Scaling:
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, x):
+        return self.layer(x)
+
+    def method(self, x):
+        return self.layer(x)
+
+
+def applied(layer, x, *, scale=2.0):
+    return layer(x) * scale
+
+
+REACHING = {
+    "closure": lambda layer: lambda x: layer(x),
+    "default": lambda layer: lambda x, layer=layer: layer(x),
+    "partial": lambda layer: functools.partial(lambda x, layer: layer(x), layer=layer),
+    "partial_of_partial": lambda layer: functools.partial(functools.partial(applied, layer), scale=3.0),
+    "object": Scaling,
+    "method": lambda layer: Scaling(layer).method,
+    "own_method": lambda layer: layer.__call__,
+    "beside_classes": lambda layer: lambda x: (torch.nn.Linear, Dense, layer(x))[2],
+}
+
+
+@pytest.mark.parametrize("make", REACHING.values(), ids=REACHING)
+def test_weights_are_named_however_a_function_reaches_them(make):
+    f, x = in_tf(make(torch.nn.Linear(3, 3))), tf.Variable(tf.ones((1, 3)))
+    with (
+        pytest.warns(DetachedStateWarning, match=r"wrapped function: (self|[\w.]*layer)\.weight, "),
+        tf.GradientTape(),
+    ):
+        f(x)
+
+
+@pytest.mark.parametrize("make", REACHING.values(), ids=REACHING)
+@pytest.mark.parametrize("dst", ["torch", "jax"])
+def test_frozen_weights_are_known_however_a_function_reaches_them(make, dst):
+    layer = keras.layers.Dense(3, trainable=False)
+    layer.build((1, 3))
+    x = torch.ones(1, 3, requires_grad=True) if dst == "torch" else jax.numpy.ones((1, 3))
+    f = polybridge.wrap(make(layer), src="tf", dst=dst)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DetachedStateWarning)
+        f(x) if dst == "torch" else jax.vjp(f, x)

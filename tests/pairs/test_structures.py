@@ -47,6 +47,26 @@ class Checked:
         self.count += 1
 
 
+@dataclasses.dataclass
+class Scaled:
+    value: Any
+
+    def __post_init__(self):
+        self.unscaled = self.value  # no field
+
+
+@dataclasses.dataclass
+class Output(collections.OrderedDict):
+    """As what models of Hugging Face return."""
+
+    loss: Any = None
+    logits: Any = None
+    states: Any = None
+
+    def __post_init__(self):
+        self.update({name: value for name, value in vars(self).items() if value is not None})
+
+
 TREES = {
     "list": lambda a, b: [a, b],
     "tuple": lambda a, b: (a, b),
@@ -62,6 +82,8 @@ TREES = {
     "frozen_dataclass": lambda a, b: Frozen(a, Frozen(b)),
     "slotted_dataclass": lambda a, b: [Slotted(a), Slotted(b, 3.0)],
     "dataclass_with_field_outside_init": lambda a, b: (Checked(a), Checked(b)),
+    "dataclass_with_another_attribute": lambda a, b: [Scaled(a), Scaled(b)],
+    "dataclass_that_is_a_dict": lambda a, b: Output(logits=a, states=(b,)),
     "with_empty_containers": lambda a, b: ([], {}, (), a, None, b),
     "with_static_leaves": lambda a, b: {"a": a, "n": 3, "s": "text", "f": 1.5, "t": (True, None), "b": b},
 }

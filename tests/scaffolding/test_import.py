@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import polybridge
+
 CARRIERS = "numpy, ml_dtypes, optree, pluggy"
 
 
@@ -31,6 +33,11 @@ def test_importing_polybridge_imports_its_carriers_and_the_standard_library_only
 def test_importing_polybridge_imports_no_backend():
     modules = loaded_by("import polybridge")
     assert [module for module in modules if module.startswith("polybridge.backends.")] == []
+
+
+def test_a_shell_completes_submodules_that_nobody_has_imported():
+    assert {"wrap", "observe", "tf1", "keras"} <= set(dir(polybridge))
+    assert not roots(loaded_by("import polybridge; dir(polybridge)")) & {"torch", "tensorflow", "jax", "keras"}
 
 
 def test_importing_polybridge_costs_few_modules_beyond_its_carriers():

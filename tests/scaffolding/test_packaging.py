@@ -1,5 +1,6 @@
 """Asks that pyproject.toml, constraints.txt, the tree and CONTRIBUTING.md agree with each other."""
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -33,6 +34,15 @@ def test_each_pin_is_a_name_and_one_exact_public_version():
 @pytest.mark.parametrize("module", PROJECT["entry-points"]["polybridge"].values())
 def test_an_entry_point_leads_to_a_package_of_the_tree(module):
     assert (ROOT / module.replace(".", "/") / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("module", PROJECT["entry-points"]["polybridge"].values())
+def test_the_command_of_a_missing_framework_installs_what_was_tested(module):
+    """A newer one may lack what a backend uses of it."""
+    plugin = importlib.import_module(module)
+    hooks = (getattr(plugin, name, list) for name in ("polybridge_backends", "polybridge_modules"))
+    requirements = [line for hook in hooks for offered in hook() for line in offered.requirement.split()]
+    assert requirements and set(requirements) <= set(DIRECT)
 
 
 def test_the_package_says_that_it_is_typed():

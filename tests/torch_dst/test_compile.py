@@ -1,5 +1,6 @@
 """torch.compile: one graph, values and gradients as without it, one compilation per signature."""
 
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -608,3 +609,33 @@ def test_linearize(source, function):
         y, push = torch.func.linearize(f, x)
         found.append((y, push(x.cos()), push(x.sin())))
     torch.testing.assert_close(*found)
+
+
+@dataclasses.dataclass
+class Result:
+    value: object
+
+
+MARKER = object()
+OPAQUE = {
+    "dataclass": (lambda x: Result(x * 2), lambda found: found.value),
+    "in_a_tuple": (lambda x: (1, Result(x * 2)), lambda found: found[1].value),
+    "object": (lambda x: (x * 2, MARKER), lambda found: found[0] if found[1] is MARKER else None),
+    "dtype": (lambda x: {"y": x * 2, "d": tf.float32}, lambda found: found["y"] if found["d"] is tf.float32 else None),
+    "with_none": (lambda x, y=None: Result(x * 2 if y is None else y), lambda found: found.value),
+}
+
+
+@pytest.mark.parametrize(("make", "take"), OPAQUE.values(), ids=OPAQUE)
+@pytest.mark.parametrize("taken", ["outside", "inside"])
+def test_a_result_that_no_graph_holds_is_whole_after_the_break(make, take, taken):
+    """The compiler's own mark for a value that is no tensor must not come out."""
+    f = polybridge.wrap(make, src="tf", dst="torch")
+    call = (lambda x: f(x, None)) if make.__defaults__ else f
+    inside = torch.compile(lambda x: take(call(x * 1)) + 0, backend="aot_eager")
+    whole = torch.compile(lambda x: call(x * 1), backend="aot_eager")
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        y = inside(x) if taken == "inside" else take(whole(x))
+        assert y.tolist() == [2.0] * 3
+        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [2.0] * 3

@@ -8,7 +8,16 @@ from polybridge.core.modules import ModuleLibrary
 @hookimpl
 def polybridge_modules() -> list[ModulePlugin]:
     """Offer Equinox."""
-    return [ModulePlugin("equinox", _load, module="equinox", backend="jax", aliases=("eqx",), requirement="equinox")]
+    return [
+        ModulePlugin(
+            "equinox",
+            _load,
+            module="equinox",
+            backend="jax",
+            aliases=("eqx",),
+            requirement="equinox>=0.13 jax>=0.10,<0.11",
+        )
+    ]
 
 
 def _load(backend: Backend) -> ModuleLibrary:

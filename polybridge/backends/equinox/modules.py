@@ -22,6 +22,7 @@ class EquinoxModules(ModuleLibrary):
     """`equinox.Module`, alone or in a pair with the `equinox.nn.State` that it is called with."""
 
     name = "equinox"
+    classes = (eqx.Module,)
 
     def functional(self, value: Any) -> Functional | None:
         """Return a module as a function; the first state is that which the module itself has, if it has one."""

@@ -8,7 +8,11 @@ from polybridge.core.modules import ModuleLibrary
 @hookimpl
 def polybridge_modules() -> list[ModulePlugin]:
     """Offer Flax NNX."""
-    return [ModulePlugin("flax", _load, module="flax", backend="jax", aliases=("nnx",), requirement="flax")]
+    return [
+        ModulePlugin(
+            "flax", _load, module="flax", backend="jax", aliases=("nnx",), requirement="flax>=0.12 jax>=0.10,<0.11"
+        )
+    ]
 
 
 def _load(backend: Backend) -> ModuleLibrary:

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 
 from polybridge.core.backend import Backend
 from polybridge.core.bridge import Bridge
-from polybridge.core.errors import MutationError, RandomnessError
+from polybridge.core.errors import MutationError, RandomnessError, UnsupportedModuleError
 from polybridge.core.functional import Functional, Slot, Weights
 from polybridge.core.modules import ModuleLibrary
 
@@ -25,9 +25,16 @@ class FlaxModules(ModuleLibrary):
     """`flax.nnx`."""
 
     name = "flax"
+    classes = (nnx.Module, linen.Module)
 
     def functional(self, value: Any) -> Functional | None:
-        """Return an NNX module as a function."""
+        """Return an NNX module as a function.
+
+        Raises:
+            UnsupportedModuleError: a module of linen, which holds no weights.
+        """
+        if isinstance(value, linen.Module) and value.scope is None:
+            raise UnsupportedModuleError.unbound(type(value).__name__)
         return FlaxFunctional(value, self.backend) if isinstance(value, nnx.Module) and callable(value) else None
 
     def native(self, bridge: Bridge, rngs: nnx.Rngs | None = None) -> BridgedModule:

@@ -8,13 +8,13 @@ from polybridge.core.modules import ModuleLibrary
 @hookimpl
 def polybridge_backends() -> list[BackendPlugin]:
     """Offer JAX."""
-    return [BackendPlugin("jax", _load, module="jax", requirement="jax")]
+    return [BackendPlugin("jax", _load, module="jax", requirement="jax>=0.10,<0.11")]
 
 
 @hookimpl
 def polybridge_modules() -> list[ModulePlugin]:
     """Offer its modules."""
-    return [ModulePlugin("jax", _load_modules, module="jax", backend="jax", requirement="jax")]
+    return [ModulePlugin("jax", _load_modules, module="jax", backend="jax", requirement="jax>=0.10,<0.11")]
 
 
 def _load() -> Backend:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from polybridge.core.bridge import Bridge
+from polybridge.core.errors import WeightsError
 from polybridge.core.functional import Functional
 from polybridge.core.modules import ModuleLibrary
 
@@ -95,6 +96,9 @@ class _Apply:
             WeightsError: `params` and `state` are not those of the module.
             RandomnessError: the module draws random numbers, and there is no `rng`.
         """
+        for name, given in (("params", params), ("state", state)):
+            if not isinstance(given, Mapping):
+                raise WeightsError.no_mapping(self.bridge.name, name, type(given))
         seed = None if rng is None or not self.bridge.random else jax.random.bits(rng, (2,), "uint32")
         out, changed = self.bridge.keyed(self.bridge.weights(params, state, seed), bool(training), args, kwargs)
         return out, {**state, **changed}

@@ -8,7 +8,11 @@ from polybridge.core.modules import ModuleLibrary
 @hookimpl
 def polybridge_modules() -> list[ModulePlugin]:
     """Offer Keras."""
-    return [ModulePlugin("keras", _load, module="keras", backend="tensorflow", requirement="keras tensorflow")]
+    return [
+        ModulePlugin(
+            "keras", _load, module="keras", backend="tensorflow", requirement="keras>=3.15 tensorflow-cpu>=2.21,<2.22"
+        )
+    ]
 
 
 def _load(backend: Backend) -> ModuleLibrary:

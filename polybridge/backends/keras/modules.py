@@ -9,6 +9,7 @@ import keras
 from polybridge.backends.keras.bridged import BridgedLayer
 from polybridge.backends.keras.functional import KerasFunctional
 from polybridge.core.bridge import Bridge
+from polybridge.core.errors import UnsupportedModuleError
 from polybridge.core.functional import Functional
 from polybridge.core.modules import ModuleLibrary
 
@@ -17,11 +18,19 @@ class KerasModules(ModuleLibrary):
     """`keras.layers` and `keras.Model`."""
 
     name = "keras"
+    classes = (keras.layers.Layer,)
     builds = True
 
     def functional(self, value: Any) -> Functional | None:
-        """Return a layer or model as a function."""
-        return KerasFunctional(value, self.backend) if isinstance(value, keras.layers.Layer) else None
+        """Return a layer or model as a function.
+
+        Raises:
+            UnsupportedModuleError: Keras does not run on TensorFlow.
+        """
+        if not isinstance(value, keras.layers.Layer):
+            return None
+        _check_backend()
+        return KerasFunctional(value, self.backend)
 
     @property
     def layer(self) -> type[BridgedLayer]:
@@ -30,4 +39,10 @@ class KerasModules(ModuleLibrary):
 
     def native(self, bridge: Bridge, **options: Any) -> BridgedLayer:
         """Return a layer, given what every layer takes."""
+        _check_backend()
         return BridgedLayer(bridge, self, **options)
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedModuleError.keras_on(keras.backend.backend())

@@ -7,7 +7,7 @@ from polybridge.core.hookspecs import BackendPlugin, hookimpl
 @hookimpl
 def polybridge_backends() -> list[BackendPlugin]:
     """Offer NumPy."""
-    return [BackendPlugin("numpy", _load, module="numpy", aliases=("np",), requirement="numpy")]
+    return [BackendPlugin("numpy", _load, module="numpy", aliases=("np",), requirement="numpy>=2")]
 
 
 def _load() -> Backend:

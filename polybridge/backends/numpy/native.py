@@ -14,9 +14,11 @@ import numpy as np
 from polybridge.backends.numpy import convert
 from polybridge.backends.numpy.convert import Array
 from polybridge.backends.numpy.recording import Function, filled, recorded, waiting, waiting_for
-from polybridge.core.errors import NotDifferentiableError
+from polybridge.core.errors import CotangentError, NotDifferentiableError
 from polybridge.core.relay import FunctionRelay, Outcome
 from polybridge.core.specs import COMPLEX, DIFFERENTIABLE
+
+_ONE_EACH = "a tuple with an entry for each positional argument"
 
 
 def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
@@ -56,6 +58,9 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
     In tangents None stands for zero; in the derivative, for a leaf that is no floating or complex array.
     """
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            raise CotangentError.misfit(function.__name__, f"`{name}`", f"of type {type(given).__name__}", _ONE_EACH)
     out, recording = recorded(function, tuple(primals), {}, range(len(primals)))
     return out, recording.push(recording.tangents(tangents))
 
@@ -77,10 +82,9 @@ def value_and_grad(
         kwargs: its keyword arguments.
     """
     numbers = (argnums,) if isinstance(argnums, SupportsIndex) else tuple(argnums)
-    value, recording = recorded(function, args, kwargs, numbers)
+    value, recording = recorded(function, args, kwargs, numbers, strict=True)
     for number, argument in zip(numbers, recording.arguments, strict=True):
-        if not argument.floating:
-            raise NotDifferentiableError.of_argument(recording.call, number, "holds no floating or complex array")
+        recording.check(number, argument)
     gradients = recording.pull([recording.one()])
     return value, gradients[0] if isinstance(argnums, SupportsIndex) else tuple(gradients)
 
@@ -94,7 +98,7 @@ def hessian(function: Function, *args: Any, argnums: int = 0, **kwargs: Any) -> 
         argnums: which of them; for an array of shape `s` the Hessian has shape `s + s`.
         kwargs: its keyword arguments.
     """
-    _, recording = recorded(function, args, kwargs, (argnums,))
+    _, recording = recorded(function, args, kwargs, (argnums,), strict=True)
     x = np.asarray(args[argnums])
     if not convert.is_tensor(args[argnums]) or x.dtype.name not in DIFFERENTIABLE - COMPLEX:
         raise NotDifferentiableError.of_argument(recording.call, argnums, "is not one real array")

@@ -21,6 +21,8 @@ from polybridge.core.trees import Kind, Structure
 
 Function = Callable[..., Any]
 
+_PYTHONS = (int, float, complex, str, bytes, type(None))
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -53,6 +55,11 @@ class Recording:
         self.call, self.arguments = call, arguments
         self.wanted = [a.start + i for a in arguments for i in a.floating]
         self._primals = [a.arrays[i] for a in arguments for i in a.floating]
+
+    def check(self, number: int, argument: Argument) -> None:
+        """Raise a NotDifferentiableError unless there is a derivative in the argument."""
+        if not argument.floating:
+            raise NotDifferentiableError.of_argument(self.call, number, "holds no floating or complex array")
 
     def evaluated(self, outcome: Outcome, back: Relay) -> None:
         """Take what the relay gave; of the results, which the caller may write to, keep the specs."""
@@ -128,12 +135,12 @@ def waiting_for(recording: Recording | None) -> Iterator[None]:
 
 
 def recorded(
-    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Iterable[int]
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Sequence[int], strict: bool = False
 ) -> tuple[Any, Recording]:
     """Call the function and record its evaluation for the derivative in the arguments of these numbers.
 
     Raises:
-        NotDifferentiableError: there is no argument of a number.
+        NotDifferentiableError: there is no argument of a number; or if `strict`, it holds values of Python alone.
     """
     arguments, start = [], 0
     for arg in args:
@@ -146,6 +153,9 @@ def recorded(
             raise NotDifferentiableError.without_argument(function.__name__, number, len(args))
         chosen.append(arguments[number])
     recording = Recording(function.__name__, chosen)
+    for number, argument in zip(numbers, chosen, strict=True):
+        if strict and all(isinstance(leaf, _PYTHONS) for leaf in trees.flatten(args[number])[0]):
+            recording.check(number, argument)  # such as a list of numbers, for which the function may not be made
     with waiting_for(recording):
         return function(*args, **kwargs), recording
 

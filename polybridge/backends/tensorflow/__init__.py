@@ -8,7 +8,11 @@ from polybridge.core.modules import ModuleLibrary
 @hookimpl
 def polybridge_backends() -> list[BackendPlugin]:
     """Offer TensorFlow."""
-    return [BackendPlugin("tensorflow", _load, module="tensorflow", aliases=("tf",), requirement="tensorflow-cpu")]
+    return [
+        BackendPlugin(
+            "tensorflow", _load, module="tensorflow", aliases=("tf",), requirement="tensorflow-cpu>=2.21,<2.22"
+        )
+    ]
 
 
 @hookimpl
@@ -21,14 +25,16 @@ def polybridge_modules() -> list[ModulePlugin]:
             module="tensorflow",
             backend="tensorflow",
             aliases=("tf",),
-            requirement="tensorflow-cpu",
+            requirement="tensorflow-cpu>=2.21,<2.22",
         )
     ]
 
 
 def _load() -> Backend:
     from polybridge.backends.tensorflow.backend import TensorFlowBackend
+    from polybridge.backends.tensorflow.trees import register
 
+    register()
     return TensorFlowBackend()
 
 

@@ -29,6 +29,7 @@ class TensorFlowBackend(Backend):
 
     is_tensor = staticmethod(convert.is_tensor)
     is_composite = staticmethod(convert.is_composite)
+    advice = staticmethod(convert.advice)
     to_numpy = staticmethod(convert.to_numpy)
     vjp = staticmethod(source.vjp)
     wrap_as_native = staticmethod(native.wrap_as_native)

@@ -31,6 +31,13 @@ def is_composite(value: Any) -> bool:
     return isinstance(value, (tf.__internal__.CompositeTensor, tf.TensorArray)) or type(value).__name__ == "KerasTensor"
 
 
+def advice(value: Any) -> str:
+    """Say how a functional model of Keras calls a function."""
+    if type(value).__name__ != "KerasTensor":
+        return ""
+    return "A functional model calls layers: make one of the function, `keras.layers.Lambda(f)`, or wrap a module"
+
+
 def spec(tensor: Any) -> TensorSpec:
     """Return shape, with None for what is unknown in a graph, and dtype."""
     shape = tensor.shape

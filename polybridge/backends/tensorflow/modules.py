@@ -18,6 +18,7 @@ class TensorFlowModules(ModuleLibrary):
     """`tf.Module` and what `tf.saved_model.load` returns: callables whose variables TensorFlow tracks."""
 
     name = "tensorflow"
+    classes = (tf.Module,)
     builds = True
 
     def functional(self, value: Any) -> Functional | None:
@@ -37,9 +38,9 @@ class TensorFlowModules(ModuleLibrary):
             raise NotCallableError.saved_model(endpoints, value.signatures)
         return TensorFlowFunctional(value, self.backend, *endpoints)
 
-    def native(self, bridge: Bridge, **options: Any) -> BridgedModule:
+    def native(self, bridge: Bridge, name: str | None = None) -> BridgedModule:
         """Return a `tf.Module`; `name=` is its own."""
-        return BridgedModule(bridge, self, **options)
+        return BridgedModule(bridge, self, name)
 
 
 def _endpoints(saved: Any) -> list[str]:

@@ -59,7 +59,10 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        return _pytree.tree_map_only(_is_static, _Static, function(*_numbers(args), **_numbers(kwargs)))
+        result = function(*_numbers(args), **_numbers(kwargs))
+        if torch.compiler.is_dynamo_compiling():  # a frame of its own, not a call in a graph: the graph broke here
+            return result
+        return _pytree.tree_map_only(_is_static, _Static, result)
 
     def mark() -> None:
         if not opaque:

@@ -18,6 +18,7 @@ class TorchModules(ModuleLibrary):
     """`torch.nn`."""
 
     name = "torch"
+    classes = (torch.nn.Module,)
     builds = True
 
     def functional(self, value: Any) -> Functional | None:
