@@ -233,6 +233,10 @@ def test_a_jax_function_and_its_weights():
     assert trained["b"].tolist() == [3.0, 4.0] and counted["steps"] == 1
 
 
+def test_it_says_what_it_bridges():
+    assert repr(polybridge.wrap(nn.Linear(2, 2), dst="tf")) == "BridgedModule(Linear, src='torch')"
+
+
 def test_options_are_for_modules_that_take_them():
     assert polybridge.wrap(nn.Linear(2, 2), dst="tf", name="head").name == "head"
     with pytest.raises(TypeError, match=r"takes name= for modules only"):

@@ -35,6 +35,10 @@ class BridgedModule(tf.Module):
         if bridge.built:
             self._make()
 
+    def __repr__(self) -> str:
+        """Say what it bridges."""
+        return f"BridgedModule({self._bridge.name}, src={self._bridge.functional.backend.name!r})"
+
     def _make(self) -> None:
         bridge, shared = self._bridge, self._library.shared
         with tf.init_scope(), self.name_scope:  # `tf.function` may be tracing the first call
