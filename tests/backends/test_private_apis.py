@@ -608,3 +608,14 @@ def test_what_transforms_have_wrapped_is_found():
     x = torch.ones(2, 3, requires_grad=True)
     torch.vmap(torch.func.grad(looked))(x)
     assert found[0].shape == (2, 3) and found[0].requires_grad and not is_functorch_wrapped_tensor(found[0])
+
+
+def test_tensorflow_tells_of_asynchronous_execution():
+    context = _private.context.context()
+    assert not context._default_is_async
+    try:
+        tf.config.experimental.set_synchronous_execution(False)
+        assert context._default_is_async
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+    assert not context._default_is_async

@@ -193,3 +193,34 @@ def test_the_process_ends_while_a_daemon_thread_is_in_a_call():
         """
     )
     assert text == "done\n"
+
+
+def test_tensorflow_may_execute_asynchronously():
+    text = processes.run(
+        """
+        import jax, jax.numpy as jnp, numpy as np, tensorflow as tf, torch
+        import polybridge
+
+        def square(x):
+            return tf.square(x) + 0 * tf.sin(x)
+
+        tf.config.experimental.set_synchronous_execution(False)
+        in_torch = polybridge.wrap(square, src="tf", dst="torch")
+        in_jax = jax.grad(lambda x, f=polybridge.wrap(square, src="tf", dst="jax"): f(x).sum())
+        in_numpy = polybridge.wrap(lambda x: tf.reduce_sum(square(x)), src="tf", dst="numpy")
+        in_tf = polybridge.wrap(torch.square, src="torch", dst="tf")
+        for _ in range(200):
+            x = torch.ones(1000, requires_grad=True)
+            in_torch(x).sum().backward()
+            assert x.grad.eq(2).all()
+            assert torch.func.grad(lambda x: in_torch(x).sum())(torch.ones(3)).eq(2).all()
+            assert (in_jax(jnp.ones(1000)) == 2).all()
+            assert (in_numpy.value_and_grad(np.ones(1000))[1] == 2).all()
+            with tf.GradientTape() as tape:
+                x = tf.Variable(tf.ones(1000))
+                y = in_tf(x)
+            assert (tape.gradient(y, x).numpy() == 2).all()
+        print("done")
+        """
+    )
+    assert text == "done\n"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from polybridge.backends.tensorflow import _private
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec
 
@@ -14,7 +15,7 @@ EagerTensor = tf.__internal__.EagerTensor  # not `type(tf.constant(0))`, which w
 ALIGNMENT = 64  # bytes; Eigen's EIGEN_MAX_ALIGN_BYTES in TensorFlow's builds: a CHECK aborts on less
 
 from_dlpack = tf.experimental.dlpack.from_dlpack
-to_dlpack = tf.experimental.dlpack.to_dlpack
+
 
 _NAMES: dict[tf.DType, str] = {tf.as_dtype(name): name for name in SUPPORTED}
 
@@ -80,6 +81,12 @@ def dense(tensor: Any) -> tf.Tensor:
     """
     dtype_name(tensor)
     return tensor if type(tensor) is EagerTensor or isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor)
+
+
+def to_dlpack(tensor: tf.Tensor) -> Any:
+    """Return a capsule on the memory of a dense tensor, once its values have been computed."""
+    _private.await_pending()
+    return tf.experimental.dlpack.to_dlpack(tensor)
 
 
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
