@@ -1,6 +1,7 @@
 """Asks what is left behind when a call is interrupted, and what becomes of exceptions that mean something to Python."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,8 @@ def test_a_tensorflow_module_has_its_own_values_after_an_interrupt():
         assert module(torch.ones(2))[0].tolist() == [10.0, 20.0]
         at += 1
     assert at > 20
+    with ThreadPoolExecutor() as others:  # nothing is locked
+        assert others.submit(lambda: module(torch.ones(2))[0].tolist()).result(timeout=10) == [10.0, 20.0]
 
 
 def test_numpy_waits_for_no_derivative_after_an_interrupt():
