@@ -610,12 +610,17 @@ def test_what_transforms_have_wrapped_is_found():
     assert found[0].shape == (2, 3) and found[0].requires_grad and not is_functorch_wrapped_tensor(found[0])
 
 
-def test_tensorflow_tells_of_asynchronous_execution():
-    context = _private.context.context()
-    assert not context._default_is_async
+def test_tensorflow_tells_of_asynchronous_execution(monkeypatch):
+    tf.constant(0.0)  # so that there is a context
+    waited = []
+    monkeypatch.setattr(_private.context, "async_wait", lambda: waited.append(True))
+    _private.await_pending()
+    assert not waited
     try:
         tf.config.experimental.set_synchronous_execution(False)
-        assert context._default_is_async
+        _private.await_pending()
     finally:
         tf.config.experimental.set_synchronous_execution(True)
-    assert not context._default_is_async
+    assert waited == [True]
+    _private.await_pending()
+    assert waited == [True]

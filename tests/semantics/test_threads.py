@@ -195,15 +195,17 @@ def test_the_process_ends_while_a_daemon_thread_is_in_a_call():
     assert text == "done\n"
 
 
-def test_tensorflow_may_execute_asynchronously():
+@pytest.mark.parametrize("start", ["", "tf.constant(0)"], ids=["from the start", "from then on"])
+def test_tensorflow_may_execute_asynchronously(start):
     text = processes.run(
-        """
+        f"""
         import jax, jax.numpy as jnp, numpy as np, tensorflow as tf, torch
         import polybridge
 
         def square(x):
             return tf.square(x) + 0 * tf.sin(x)
 
+        {start}
         tf.config.experimental.set_synchronous_execution(False)
         in_torch = polybridge.wrap(square, src="tf", dst="torch")
         in_jax = jax.grad(lambda x, f=polybridge.wrap(square, src="tf", dst="jax"): f(x).sum())

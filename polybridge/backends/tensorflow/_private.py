@@ -94,12 +94,16 @@ def apart() -> Iterator[None]:
 
 
 def await_pending() -> None:
-    """Wait for pending operations after `tf.config.experimental.set_synchronous_execution(False)`.
+    """Wait for pending operations where this thread executes asynchronously.
 
-    The export of a pending tensor waits too, but with Python's lock held, which an operation needs to let go of a
-    tensor of another framework. The public call that tells of the mode takes 2 us.
+    It does after `tf.config.experimental.set_synchronous_execution(False)`. The export of a pending tensor waits too,
+    but with Python's lock held, which an operation needs to let go of a tensor of another framework. The public call
+    that tells of the mode takes 2 us, and this 0.4.
     """
-    if context.context()._default_is_async:
+    executor = pywrap_tfe.TFE_ContextGetExecutorForThread(context.context()._context_handle)
+    is_asynchronous = pywrap_tfe.TFE_ExecutorIsAsync(executor)
+    pywrap_tfe.TFE_DeleteExecutor(executor)
+    if is_asynchronous:
         context.async_wait()
 
 
