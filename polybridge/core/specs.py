@@ -94,11 +94,12 @@ def check_promise(tree: Any) -> None:
     """
     leaves, treedef = trees.flatten(tree, lambda leaf: isinstance(leaf, TensorSpec))
     for position, leaf in enumerate(leaves):
-        where = f"`polybridge.wrap`: {trees.path(treedef, position, 'output_specs')} is {leaf!r:.80}"
-        if not isinstance(leaf, TensorSpec):
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-                raise TypeError(f"{where}. Give a `polybridge.TensorSpec(shape, dtype)` there.")
+        is_spec = isinstance(leaf, TensorSpec)
+        if not is_spec and not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             continue
+        where = f"`polybridge.wrap`: {trees.path(treedef, position, 'output_specs')} is {leaf!r:.80}"
+        if not is_spec:
+            raise TypeError(f"{where}. Give a `polybridge.TensorSpec(shape, dtype)` there.")
         if leaf.dtype not in SUPPORTED:
             raise ValueError(f"{where}, but its dtype is no name of one that crosses: {', '.join(sorted(SUPPORTED))}.")
         sizes = () if leaf.shape is None else leaf.shape

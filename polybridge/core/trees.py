@@ -39,7 +39,8 @@ ARRAYS = (np.ndarray, np.generic)
 
 # Containers that optree takes for leaves, as it looks into no subclass; what nobody looks into must hold no tensors.
 _MAPPINGS = (dict, UserDict, ChainMap, types.MappingProxyType)
-_COLLECTIONS: tuple[type, ...] = (
+_CONTAINERS: tuple[type, ...] = (
+    *_MAPPINGS,
     list,
     tuple,
     set,
@@ -295,7 +296,7 @@ class Classifier:
         kind = self._known.get(type(leaf))
         if kind is None:
             kind = self._ask(leaf)
-            if kind is not Kind.TENSOR and not isinstance(leaf, _MAPPINGS + _COLLECTIONS) and not self._is_tree(leaf):
+            if kind is not Kind.TENSOR and not isinstance(leaf, _CONTAINERS) and not self._is_tree(leaf):
                 self._known[type(leaf)] = kind
         return kind
 
@@ -345,7 +346,7 @@ def hides(leaf: Any, is_value: Callable[[Any], bool]) -> bool:
     """Whether a leaf is a container whose class is none of a tree's, and holds or will make what `is_value` says."""
     if isinstance(leaf, _PENDING):
         return True
-    if not isinstance(leaf, _MAPPINGS + _COLLECTIONS):
+    if not isinstance(leaf, _CONTAINERS):
         return False
     held: Any = leaf.values() if isinstance(leaf, _MAPPINGS) else leaf
     return any(is_value(x) or hides(x, is_value) for x in flatten(list(held))[0])

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 import polybridge
 from tests.precision import jax_has_32_bits as jax_has_32_bits
-from tests.semantics.calls import to_tf
+from tests.semantics.calls import to_tf, with_gradient
 
 X = np.array([0.5, 1.0, 2.0], np.float32)
 FIRST, SECOND = np.sin(X) + X * np.cos(X), 2 * np.cos(X) - X * np.sin(X)
@@ -87,13 +87,7 @@ def test_a_graph_is_traced_under_the_anomaly_detection_of_torch():
 
     @tf.function
     def second(x):
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                y = f(x)
-            first = inner.gradient(y, x)
-        return outer.gradient(first, x)
+        return with_gradient(lambda x: with_gradient(f, x)[1], x)[1]
 
     with torch.autograd.set_detect_anomaly(True):
         np.testing.assert_allclose(second(tf.constant(X)), SECOND, rtol=1e-5)

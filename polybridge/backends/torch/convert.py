@@ -61,6 +61,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def empty(shape: Sequence[Any], name: str) -> torch.Tensor:
+    """Return a tensor of a NumPy name's dtype that nobody has filled, on the CPU whatever torch's default device is."""
+    return torch.empty(tuple(shape), dtype=torch_dtype(name), device="cpu")
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a row-major tensor without lazy conjugation or negation, the same object where it is one.
 

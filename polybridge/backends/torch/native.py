@@ -223,6 +223,6 @@ def _fakes(plan: Abstract, influence: Sequence[Tensor]) -> list[Tensor | None]:
     weights = [x.abs().sum().exp() for x in influence]
     leaves: list[Tensor | None] = []
     for spec in plan.specs:
-        y = torch.empty(cast(tuple[int, ...], spec.shape), dtype=convert.torch_dtype(spec.dtype), device="cpu")
+        y = convert.empty(cast(tuple[int, ...], spec.shape), spec.dtype)
         leaves.append(sum((w.to(y.dtype) for w in weights), start=y) if spec.differentiable else y)
     return leaves

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode  # private, as FakeTensorMode
 from torch.utils._pytree import tree_map_only  # private: what torch's own modes use
 
-from polybridge.backends.torch.convert import torch_dtype
+from polybridge.backends.torch.convert import empty
 from polybridge.core.abstract import Abstract
 from polybridge.core.backend import NOTHING, Context, Pullback, Rows, spread
 from polybridge.core.closures import draws_alike, reachable
@@ -202,10 +202,7 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
             yield
 
     with torch.inference_mode(False), mode:
-        return [
-            torch.empty(cast(tuple[int, ...], spec.shape), dtype=torch_dtype(spec.dtype), device="cpu")
-            for spec in specs
-        ], running
+        return [empty(cast(tuple[int, ...], spec.shape), spec.dtype) for spec in specs], running
 
 
 def _without_look_for_nan() -> contextlib.AbstractContextManager[Any]:

@@ -73,10 +73,7 @@ class Plan:
         """Return tensors of promised sizes, in a fake implementation of an operation."""
         following = iter(promised)
         return [
-            torch.empty(
-                [_known(next(following)) for _ in _shape(spec)], dtype=convert.torch_dtype(spec.dtype), device="cpu"
-            )
-            for spec in self.abstract.specs
+            convert.empty([_known(next(following)) for _ in _shape(spec)], spec.dtype) for spec in self.abstract.specs
         ]
 
 

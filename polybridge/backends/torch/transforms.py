@@ -142,10 +142,7 @@ def _without_examples(run: _Run, axes: Sequence[int | None], xs: Sequence[Tensor
     specs = [convert.spec(x).without(axis) for x, axis in zip(xs, axes, strict=True)]
     plan = run.relay.abstract(specs, run.wanted)
     run.outcome = Outcome([], plan.structure, plan.differentiable)
-    results = [
-        torch.zeros((0, *spec.shape), dtype=convert.torch_dtype(spec.dtype), device="cpu")  # type: ignore[misc]
-        for spec in plan.specs
-    ]
+    results = [convert.empty((0, *spec.shape), spec.dtype) for spec in plan.specs]  # type: ignore[misc]
     return (*results, torch.zeros(0, 1, dtype=torch.int64, device="cpu"))
 
 
