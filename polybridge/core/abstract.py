@@ -18,7 +18,7 @@ from polybridge.core.trees import Structure
 Tensor = Any
 
 _RANKS = range(6)  # of an input whose rank is not known
-_SIZES = (16, 24)  # for an unknown dimension: even, distinct, and large enough for a small convolution kernel
+SIZES = (16, 24)  # for an unknown dimension: even, distinct, and large enough for a small convolution kernel
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def plan(evaluate: Callable[[Sequence[TensorSpec]], Abstract], specs: Sequence[T
         return _plan_of_unknown_rank(evaluate, specs)
     if all(spec.concrete for spec in specs):
         return evaluate(specs)
-    small, large = (evaluate([spec.with_unknown(size) for spec in specs]) for size in _SIZES)
+    small, large = (evaluate([spec.with_unknown(size) for spec in specs]) for size in SIZES)
     merged = [a.merge(b) for a, b in zip(small.specs, large.specs, strict=True)]
     return replace(small, specs=merged)
 
@@ -116,7 +116,7 @@ def _plan_of_unknown_rank(
     for rank in _RANKS:
         guess = [TensorSpec((None,) * rank, s.dtype) if s.shape is None else s for s in specs]
         try:
-            found = evaluate([spec.with_unknown(_SIZES[0]) for spec in guess])
+            found = evaluate([spec.with_unknown(SIZES[0]) for spec in guess])
         except Exception as error:  # the function's own, at a rank that it does not take
             failure = error
         else:

@@ -350,6 +350,10 @@ class Backend(ABC):
         """
         return [self.from_numpy(np.ones(spec.shape, dtype(spec.dtype))) for spec in specs], contextlib.nullcontext
 
+    def needs_values(self, error: Exception) -> bool:
+        """Whether `error` says that a function has asked a placeholder for its values."""
+        return False
+
 
 class NoPullback(Pullback):
     """The pullback of what has no derivative: it says so when it is called.

@@ -32,6 +32,7 @@ PolybridgeWarning (UserWarning)
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import shlex
 import sys
@@ -539,8 +540,8 @@ class PromisedShapeError(PolybridgeError, ValueError):
         """Say that the result's shapes could not be found while tracing, and how to give them."""
         return cls(
             f"`{call}` is being traced into a graph. To find the shapes of its result it was run on placeholders "
-            f"{', '.join(map(str, specs))}, and raised {type(error).__name__}: {error}. If the function depends on "
-            f"values, give `output_specs=` to `polybridge.wrap`."
+            f"{', '.join(map(str, specs))}, and needs values, which these have not ({type(error).__name__}: {error}). "
+            f"Give `output_specs=` to `polybridge.wrap`."
         )
 
     @classmethod
@@ -802,6 +803,26 @@ def warn(warning: PolybridgeWarning) -> None:
         if frame.f_globals.get("__name__", "").startswith("polybridge."):
             level = depth + 1
     warnings.warn(warning, stacklevel=level)
+
+
+def note_placeholders(error: Exception, call: str, specs: Iterable[object], sizes: Iterable[int]) -> None:
+    """Add to what a function has raised that it ran on placeholders, which may or may not be the reason.
+
+    Args:
+        error: what it has raised.
+        call: how messages name it.
+        specs: of the placeholders.
+        sizes: that were tried for unknown dimensions, if there are such.
+    """
+    tried = " and ".join(map(str, sizes))
+    note = (
+        f"polybridge ran `{call}` on placeholders {', '.join(map(str, specs))}"
+        f"{tried and f' (of unknown sizes {tried})'}, to find the shapes of its result for a graph. If it fails on "
+        f"placeholders only, give `output_specs=` to `polybridge.wrap`."
+    )
+    if note not in getattr(error, "__notes__", ()):
+        with contextlib.suppress(AttributeError):  # of a frozen exception
+            error.add_note(note)
 
 
 _last: BaseException | None = None

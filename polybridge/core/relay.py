@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from polybridge.core import forks
-from polybridge.core.abstract import Abstract, plan
+from polybridge.core.abstract import SIZES, Abstract, plan
 from polybridge.core.backend import Backend, Pullback, Rows, spread
 from polybridge.core.errors import (
     DetachedStateWarning,
@@ -26,6 +26,7 @@ from polybridge.core.errors import (
     PromisedShapeError,
     RandomnessError,
     UnsupportedTensorError,
+    note_placeholders,
     remember,
     warn,
 )
@@ -153,7 +154,8 @@ class FunctionRelay(Relay):
         """Return the plan of an evaluation, as the user gave it or by running the program on placeholders.
 
         Raises:
-            PromisedShapeError: the program cannot run on placeholders.
+            PromisedShapeError: the program needs values, which placeholders do not have.
+            Exception: whatever the program raises besides, with a note.
         """
         if self._output_specs is not None:
             return self._given_plan()
@@ -163,7 +165,12 @@ class FunctionRelay(Relay):
             raise
         except Exception as error:
             remember(error)  # graphs raise it again without its cause
-            raise PromisedShapeError.unknown(self.call, specs, error) from error
+            if self._source.needs_values(error):
+                raise PromisedShapeError.unknown(self.call, specs, error) from error
+            if isinstance(error, StopIteration):  # of which Keras's `fit` and others take the end of their data
+                raise RuntimeError(f"`{self.call}` raised StopIteration: {error}") from error
+            note_placeholders(error, self.call, specs, () if all(spec.concrete for spec in specs) else SIZES)
+            raise
 
     def planned(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
         """Return the plan of an evaluation by running the program on placeholders; raises what the program raises."""

@@ -475,6 +475,27 @@ def test_a_checkpoint_makes_a_frame_of_the_function_that_it_runs_again():
     assert len(counted) == 1
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_autograph_lets_a_marked_exception_pass(marked):
+    error = ValueError("mine")
+    if marked:
+        _private.keep_from_autograph(error)
+
+    @_private.not_for_autograph
+    def fails():
+        raise error
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        tf.function(lambda: fails())()
+    assert (caught.value is error) == marked
+
+
+@pytest.mark.parametrize("read", [lambda x: x.item(), lambda x: x.nonzero()], ids=["value", "shape"])
+def test_a_fake_tensor_that_is_asked_for_values_raises_what_is_known(read):
+    with FakeTensorMode(), pytest.raises(source._VALUELESS):
+        read(torch.ones(1))
+
+
 @pytest.mark.parametrize("wrapper", [lambda f: f, tf.function(autograph=False)], ids=["eager", "graph"])
 def test_what_is_to_be_kept_is_not_recomputed(wrapper):
     tf.compat.v1.reset_default_graph()  # a loop that raised elsewhere leaves what `tf.recompute_grad` refuses

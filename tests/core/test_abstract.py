@@ -1,5 +1,7 @@
 """Asks what is known of an evaluation before it runs."""
 
+import re
+
 import pytest
 import toy
 
@@ -71,12 +73,47 @@ def test_given_specs_are_taken_without_running_the_function(plan_of):
     assert found.connected is None
 
 
-def test_a_function_that_needs_values_says_how_to_give_the_specs(plan_of):
-    def picky(x):
-        raise KeyError("value")
+def raising(error):
+    """Return a function that raises it."""
 
+    def fails(x):
+        raise error
+
+    return fails
+
+
+def test_a_function_that_needs_values_says_how_to_give_the_specs(plan_of, backend, monkeypatch):
+    monkeypatch.setattr(type(backend), "needs_values", lambda self, error: isinstance(error, KeyError))
     with pytest.raises(polybridge.PromisedShapeError, match=r"float64\[3\].*KeyError: 'value'.*`output_specs=`"):
-        plan_of(picky, VECTOR)
+        plan_of(raising(KeyError("value")), VECTOR)
+
+
+@pytest.mark.parametrize(
+    ("shape", "note"), [((3,), r"`f` on placeholders float64\[3\], "), ((None,), r"\(of unknown sizes 16 and 24\)")]
+)
+def test_what_a_function_raises_besides_is_noted_to_come_of_placeholders(plan_of, shape, note):
+    error = KeyError("mine")
+    for _ in range(2):
+        with pytest.raises(KeyError) as caught:
+            plan_of(raising(error), TensorSpec(shape, "float64"))
+        assert caught.value is error
+    assert len(error.__notes__) == 1
+    assert re.search(f"{note}.*If it fails on placeholders only, give `output_specs=`", error.__notes__[0])
+
+
+def test_an_exception_that_takes_no_note_is_raised_without(plan_of):
+    class Frozen(Exception):
+        def __setattr__(self, name, value):
+            if name != "__traceback__":  # which contexts of Python's own set
+                raise AttributeError(name)
+
+    with pytest.raises(Frozen):
+        plan_of(raising(Frozen()), VECTOR)
+
+
+def test_the_end_of_a_sequence_is_an_error(plan_of):
+    with pytest.raises(RuntimeError, match="`f` raised StopIteration: mine"):
+        plan_of(raising(StopIteration("mine")), VECTOR)
 
 
 def test_a_plan_runs_once_where_every_dimension_is_known():

@@ -115,7 +115,7 @@ def test_an_error_of_the_function_is_remembered():
     def fail(x):
         raise KeyError("mine")
 
-    with pytest.raises(polybridge.PromisedShapeError, match="KeyError: 'mine'"):
+    with pytest.raises(KeyError, match="mine"):
         tf.function(in_tf(fail))(tf.ones([2]))
     assert isinstance(polybridge.last_error(), KeyError)
 

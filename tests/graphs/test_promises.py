@@ -1,5 +1,8 @@
 """Asks that what a graph was promised of a wrapped function is kept, or refused with a way out."""
 
+import jax
+import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -231,16 +234,98 @@ def test_run_functions_eagerly_is_eager():
 # Errors while tracing.
 
 
-def test_an_error_of_the_function_on_placeholders_is_remembered():
-    """TensorFlow drops the `__cause__` of what is raised while it traces."""
-    error = KeyError("no such layer")
+class Missing(Exception):
+    """An exception that no message alone makes."""
+
+    def __init__(self, name, *, where):
+        super().__init__(name)
+        self.where = where
+
+
+@pytest.mark.parametrize("src", ["torch", "jax", "numpy"])
+@pytest.mark.parametrize("autograph", [False, True])
+def test_an_error_of_the_function_on_placeholders_is_its_own(src, autograph):
+    """AutoGraph would make another one."""
+    error = Missing("no such layer", where=3)
 
     def fails(x):
         raise error
 
-    with pytest.raises(polybridge.PromisedShapeError, match=r"KeyError.*no such layer"):
-        tf.function(to_tf(fails))(X)
+    f = polybridge.wrap(fails, src=src, dst="tf")
+    with pytest.raises(Missing) as caught:
+        tf.function(lambda x: f(x) + 1, autograph=autograph)(X)
+    assert caught.value is error
     assert polybridge.last_error() is error
+    notes = "\n".join(error.__notes__)
+    assert "float32[3]" in notes and "placeholders only" in notes
+
+
+@pytest.mark.parametrize("src", ["torch", "tf", "numpy"])
+def test_an_error_of_the_function_on_placeholders_is_its_own_in_jax(src):
+    def fails(x):
+        return x * undefined  # noqa: F821
+
+    with pytest.raises(NameError, match="name 'undefined' is not defined"):
+        jax.jit(polybridge.wrap(fails, src=src, dst="jax"))(jnp.ones(3))
+
+
+def test_an_operation_that_does_not_fit_is_torchs_own_error():
+    with pytest.raises(RuntimeError, match="size") as native:
+        torch.ones(3) @ torch.ones(7)
+    with pytest.raises(RuntimeError, match="size") as caught:
+        tf.function(to_tf(lambda x: x @ torch.ones(7)))(X)
+    assert type(caught.value) is type(native.value) is RuntimeError
+
+
+def test_a_function_that_fails_at_ones_works_with_output_specs():
+    f = polybridge.wrap(np.linalg.inv, src="numpy", dst="tf", output_specs=TensorSpec((2, 2), "float32"))
+    matrix = tf.constant([[2.0, 1.0], [0.0, 1.0]])
+    np.testing.assert_allclose(tf.function(f)(matrix), np.linalg.inv(matrix))
+    with pytest.raises(np.linalg.LinAlgError, match="Singular") as caught:
+        tf.function(polybridge.wrap(np.linalg.inv, src="numpy", dst="tf"))(matrix)
+    assert "output_specs=" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("src", ["torch", "jax"])
+def test_the_end_of_a_sequence_while_tracing_does_not_end_the_training_of_keras(src):
+    def stops(x):
+        raise StopIteration("told")
+
+    f = polybridge.wrap(stops, src=src, dst="tf")
+
+    class Layer(keras.layers.Layer):
+        def build(self, _):
+            self.weight = self.add_weight(shape=())
+
+        def call(self, x):
+            return f(x * self.weight)
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    model = keras.Sequential([Layer()])
+    model.compile("sgd", "mse", run_eagerly=False, jit_compile=False)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: torch.tensor(x.detach().numpy()),
+        lambda x: torch.tensor(np.sin(x.detach())),
+        lambda x: torch.arange(x[0]) * 1.0,
+        lambda x: x * len(f"{x.sum():.2f}"),
+        lambda x: x * len(x.detach().untyped_storage().tolist()),
+        lambda x: polybridge.convert(polybridge.convert(x.detach(), "numpy"), "torch"),
+    ],
+    ids=["item", "mask", "numpy", "ufunc", "number", "format", "storage", "convert"],
+)
+def test_whatever_needs_values_asks_for_output_specs(read):
+    with pytest.raises(polybridge.PromisedShapeError, match=r"needs values.*`output_specs=`"):
+        jax.jit(polybridge.wrap(read, src="torch", dst="jax"))(jnp.ones(3))
 
 
 def test_a_result_of_the_wrong_framework_is_named_while_tracing():

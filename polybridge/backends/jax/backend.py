@@ -38,6 +38,7 @@ class JaxBackend(Backend):
     owns = staticmethod(convert.owns)
     narrows = staticmethod(convert.narrows)
     vmap = staticmethod(source.vmap)
+    needs_values = staticmethod(source.needs_values)
     started = staticmethod(convert.started)
     state = staticmethod(source.state)
 

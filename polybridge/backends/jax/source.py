@@ -111,6 +111,11 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
     return mapped
 
 
+def needs_values(error: Exception) -> bool:
+    """Whether a function has asked for values that tracers do not have."""
+    return isinstance(error, _UNTRACEABLE)
+
+
 _Packed = tuple[Tree, Tree, Any]
 """What a function returns: arrays for its caller, arrays to keep, and what is known of them."""
 

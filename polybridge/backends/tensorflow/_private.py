@@ -387,3 +387,12 @@ def not_for_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     marked: Callable[..., Any] = autograph_artifact(function)
     return marked
+
+
+def keep_from_autograph(error: Exception) -> None:
+    """Mark an exception so that AutoGraph lets it pass, as TensorFlow marks its own (2.21).
+
+    It would raise another of the same type, if it can make one, without the cause and the notes.
+    """
+    with contextlib.suppress(AttributeError):  # a frozen one
+        error.ag_pass_through = True  # type: ignore[attr-defined]

@@ -161,7 +161,11 @@ class _Evaluation:
         key = self.relay, specs, self.followed, source.narrows(), source.modes()
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.plans[key] = self.relay.abstract(specs, wanted)
+            try:
+                plan = self.plans[key] = self.relay.abstract(specs, wanted)
+            except Exception as error:
+                _private.keep_from_autograph(error)
+                raise
         return plan
 
     def _vectorised(self, keeps: bool, batch: _private.Batch) -> list[Tensor]:

@@ -54,6 +54,7 @@ class TorchBackend(Backend):
     modes = staticmethod(source.modes)
     state = staticmethod(source.state)
     placeholders = staticmethod(source.placeholders)
+    needs_values = staticmethod(source.needs_values)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether it is a tensor or a parameter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -16,7 +17,12 @@ from torch._C._autograd import (  # type: ignore[attr-defined] # private: nothin
     _top_saved_tensors_default_hooks,
 )
 from torch._C._functorch import is_functorch_wrapped_tensor  # private, as in native.py
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # private: torch has no public one (2.13)
+from torch._subclasses.fake_tensor import (  # private: torch has no public one (2.13)
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.autograd.forward_ad import _set_fwd_grad_enabled  # private, as above
 from torch.autograd.graph import (
     GradientEdge,
@@ -203,6 +209,15 @@ def placeholders(specs: Sequence[TensorSpec]) -> tuple[list[Tensor], Context]:
 
     with torch.inference_mode(False), mode:
         return [empty(cast(tuple[int, ...], spec.shape), spec.dtype) for spec in specs], running
+
+
+def needs_values(error: Exception) -> bool:
+    """Whether a function has asked for what a fake tensor does not have; torch has no one class for it (2.13)."""
+    return isinstance(error, _VALUELESS) or _OF_FAKES.search(str(error)) is not None
+
+
+_VALUELESS = (DataDependentOutputException, DynamicOutputShapeException)
+_OF_FAKES = re.compile("fake ?tensor|fake impl|not supported for tensor subclasses|'meta' device", re.IGNORECASE)
 
 
 def _without_look_for_nan() -> contextlib.AbstractContextManager[Any]:
