@@ -6,7 +6,6 @@ import functools
 import importlib
 import json
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from polybridge.core.errors import FactoryError
 Factory = Callable[..., Any]
 
 _registered: dict[str, Factory] = {}
-_lock = threading.Lock()
 
 
 def register_factory(name: str, fn: Factory) -> Factory:
@@ -28,8 +26,7 @@ def register_factory(name: str, fn: Factory) -> Factory:
     """
     if not callable(fn):
         raise FactoryError.not_callable(fn)
-    with _lock:
-        _registered[name] = fn
+    _registered[name] = fn
     return fn
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 import types
 from collections import ChainMap, OrderedDict, UserDict, UserList
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -264,7 +263,6 @@ def _only(tensors: Sequence[Any]) -> Any:
     return tensor
 
 
-_registering = threading.Lock()
 _registered: set[type] = set()  # dataclasses that optree knows
 _no_dataclasses: set[type] = set()  # types of leaves that have been asked
 
@@ -336,10 +334,7 @@ def register_like(cls: type, plain: type[list[Any]] | type[tuple[Any, ...]] | ty
     def from_children(keys: Any, children: Iterable[Any]) -> Any:
         return plain(children) if keys is None else plain(zip(keys, children, strict=True))
 
-    with _registering:
-        if cls not in _registered:
-            optree.register_pytree_node(cls, to_children, from_children, namespace=NAMESPACE)
-            _registered.add(cls)
+    _register(cls, to_children, from_children)
 
 
 def hides(leaf: Any, is_value: Callable[[Any], bool]) -> bool:
@@ -388,14 +383,16 @@ def _register_dataclass(leaf: Any) -> bool:
             base.__setitem__(instance, key, entries[key] if key in entries else getattr(instance, key))
         return instance
 
-    registered: Any = cls  # optree's types ask for a collection, which a dataclass need not be
-    with _registering:
-        if cls not in _registered:
-            optree.register_pytree_node(
-                registered, to_children, from_children, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
-            )
-            _registered.add(cls)
+    _register(cls, to_children, from_children, path_entry_type=optree.GetAttrEntry)
     return True
+
+
+def _register(cls: Any, *functions: Any, **options: Any) -> None:
+    """Teach optree a class, once; without a lock, for which a handler of signals might wait in vain."""
+    if cls not in _registered:
+        with contextlib.suppress(ValueError):  # somebody has meanwhile
+            optree.register_pytree_node(cls, *functions, **options, namespace=NAMESPACE)
+        _registered.add(cls)
 
 
 def _static_key(leaf: Any) -> tuple[type, Any]:

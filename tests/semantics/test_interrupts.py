@@ -157,6 +157,82 @@ def test_a_handler_of_signals_may_call_what_it_has_interrupted():
     assert text == "['here', [3.0, 12.0]] [12.0, 27.0]\n"
 
 
+def test_a_finalizer_may_call_what_has_the_switch_of_tensorflow():
+    text = run("""
+        import sys
+        import tensorflow as tf
+        from polybridge.backends.tensorflow import callbacks
+
+        def turn():
+            with callbacks.functions_run_eagerly():
+                assert tf.config.functions_run_eagerly()
+
+        def interrupted(at):
+            seen = 0
+
+            def trace(frame, event, _):
+                nonlocal seen
+                if frame.f_code is not callbacks.functions_run_eagerly.__wrapped__.__code__:
+                    return None
+                seen += event == "line"
+                if seen == at:
+                    seen += 1
+                    sys.settrace(None)
+                    turn()
+                    turn()
+                    sys.settrace(trace)
+                return trace
+
+            sys.settrace(trace)
+            turn()
+            sys.settrace(None)
+            return seen > at
+
+        for before in (False, True):
+            tf.config.run_functions_eagerly(before)
+            at = 1
+            while interrupted(at):
+                assert tf.config.functions_run_eagerly() == before, at
+                assert not callbacks._eager_threads
+                at += 1
+            assert at > 10
+        print("ends")
+    """)
+    assert text == "ends\n"
+
+
+def test_a_handler_of_signals_may_call_with_another_dataclass():
+    text = run("""
+        import dataclasses, signal
+        import optree, torch
+        import polybridge
+
+        f = polybridge.wrap(lambda pair: pair.x * 2, src="torch", dst="numpy")
+        register, found = optree.register_pytree_node, []
+
+        def registering(cls, *args, **kwargs):
+            optree.register_pytree_node = register
+            signal.raise_signal(signal.SIGUSR1)
+            return register(cls, *args, **kwargs)
+
+        @dataclasses.dataclass
+        class One:
+            x: object
+
+        @dataclasses.dataclass
+        class Other:
+            x: object
+
+        def handler(*_):
+            found.append([f(Other(torch.ones(1).numpy())).tolist(), f(One(torch.ones(1).numpy())).tolist()])
+
+        signal.signal(signal.SIGUSR1, handler)
+        optree.register_pytree_node = registering
+        print(f(One(torch.ones(2).numpy())).tolist(), found)
+    """)
+    assert text == "[2.0, 2.0] [[[2.0], [2.0]]]\n"
+
+
 # Exceptions that mean something to who calls.
 
 

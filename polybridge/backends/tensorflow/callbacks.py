@@ -16,9 +16,9 @@ from polybridge.core.errors import CompilationError, remember
 
 _thread = threading.local()
 _numbers = itertools.count(1)
-_eager_lock = threading.Lock()
+_eager_lock = threading.RLock()  # finalizers may come here, as may handlers of signals
 _eager_threads = 0
-_eager_before = False
+_eager_before: bool | None = None  # what the switch is to be again; None where it was not touched
 
 
 def inside() -> bool:
@@ -105,17 +105,22 @@ def functions_run_eagerly() -> Iterator[None]:
 
     A graph that is called in a callback waits for a thread of the pool in which the callbacks themselves run, and hangs
     when they fill it. TensorFlow's switch is one for the whole process, hence the count.
+
+    Each line may be interrupted by a whole turn of the same thread, after which it has to be right still.
     """
     global _eager_threads, _eager_before
     with _eager_lock:
-        if not _eager_threads:
-            _eager_before = tf.config.functions_run_eagerly()
+        found = tf.config.functions_run_eagerly()
         _eager_threads += 1
+        if _eager_before is None:
+            _eager_before = found
         tf.config.run_functions_eagerly(True)
     try:
         yield
     finally:
         with _eager_lock:
             _eager_threads -= 1
-            if not _eager_threads:
-                tf.config.run_functions_eagerly(_eager_before)
+            before = _eager_before
+            if not _eager_threads and before is not None:
+                tf.config.run_functions_eagerly(before)
+                _eager_before = None
