@@ -639,3 +639,13 @@ def test_a_result_that_no_graph_holds_is_whole_after_the_break(make, take, taken
         y = inside(x) if taken == "inside" else take(whole(x))
         assert y.tolist() == [2.0] * 3
         assert torch.autograd.grad(y.sum(), x)[0].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("make", [make for make, _ in OPAQUE.values()], ids=OPAQUE)
+def test_the_compiler_looks_into_no_frame_of_polybridge_after_a_break(make, monkeypatch):
+    """It warned of caches there."""
+    warned = []
+    monkeypatch.setattr(torch._dynamo.utils, "warn_once", lambda message, *_, **__: warned.append(message))
+    f = polybridge.wrap(make, src="tf", dst="torch")
+    torch.compile(lambda x: (print(end=""), f(x * 1), f(x + 1)), backend="aot_eager")(torch.ones(3))
+    assert warned == []

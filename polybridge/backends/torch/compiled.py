@@ -57,6 +57,21 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*_numbers(args), **_numbers(kwargs))
         return function(*args, **kwargs)
 
+    def mark() -> None:
+        if not opaque:
+            import torch._dynamo
+
+            opaque[identity] = torch._dynamo.nonstrict_trace(_traced(torch._dynamo.disable(function)))
+
+    mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
+    del called.__wrapped__
+    _eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
+    return called
+
+
+def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a graph has of a function."""
+
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
         result = function(*_numbers(args), **_numbers(kwargs))
@@ -64,16 +79,7 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
         return _pytree.tree_map_only(_is_static, _Static, result)
 
-    def mark() -> None:
-        if not opaque:
-            import torch._dynamo
-
-            opaque[identity] = torch._dynamo.nonstrict_trace(traced)
-
-    mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
-    del called.__wrapped__
-    _eval_frame.set_code_exec_strategy(function.__code__, _NEVER)  # after a graph break: we are no code to compile
-    return called
+    return traced
 
 
 _NEVER = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
