@@ -21,7 +21,8 @@ PolybridgeError
 |-- CompilationError              (RuntimeError)  a compiler that cannot hold a Python call
 |-- ResidualError                 (RuntimeError)  a backward whose forward is gone
 |-- RandomnessError               (RuntimeError)  a module draws random numbers that no key of the caller gives
-`-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
+|-- ForkError                     (RuntimeError)  a framework that ran before the fork cannot run after it
+`-- EndingError                   (RuntimeError)  Python is ending, and frameworks with it
 
 PolybridgeWarning (UserWarning)
 |-- DetachedStateWarning          trainable state in the source gets no gradient
@@ -703,6 +704,18 @@ class ForkError(PolybridgeError, RuntimeError):
             f"`{call}` was called in a forked process, but {', '.join(sorted(names))} had started before the fork and "
             f'would hang here. Start the process with "spawn" or "forkserver" '
             f'(`multiprocessing_context="spawn"` in a DataLoader).'
+        )
+
+
+class EndingError(PolybridgeError, RuntimeError):
+    """Python is being taken down, and frameworks cannot be called any more."""
+
+    @classmethod
+    def of(cls, call: str) -> EndingError:
+        """Say who calls so late, and when to call instead."""
+        return cls(
+            f"`{call}` was called when Python was ending, by the `__del__` of an object that was left over: frameworks "
+            f"abort or hang there. Delete the object before, or call from a function given to `atexit.register`."
         )
 
 

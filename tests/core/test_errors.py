@@ -102,6 +102,7 @@ EXAMPLES = [
     errors.WeightsError.no_mapping("Net", "state", int),
     errors.OutputError.without_state("f", 3),
     errors.UnsupportedModuleError.keras_on("jax"),
+    errors.EndingError.of("f"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 

@@ -87,3 +87,58 @@ def test_jax_computes_what_was_asked_for():
         print("ends")
     """)
     assert text == "ends\n"
+
+
+LEFT_OVER = """
+    {imports}
+    import polybridge
+
+    f = polybridge.wrap(lambda x: {function}(x), src="{src}", dst="{dst}")
+    x = {x}
+
+    class Left:
+        def __init__(self):
+            self.me = self  # so that Python finds it when all else is gone
+
+        def __del__(self):
+            try:
+                {call}
+            except polybridge.EndingError as error:
+                print(error)
+
+    {call}
+    Left()
+    print("ends")
+"""
+
+
+@pytest.mark.parametrize(
+    ("src", "function", "dst", "imports", "x", "call"),
+    [
+        ("torch", "torch.sin", "numpy", "import numpy as np, torch", "np.ones(2)", "f.vjp(x)[1](x)"),
+        ("tf", "tf.sin", "torch", "import tensorflow as tf, torch", "torch.ones(2, requires_grad=True)", "f(x)"),
+        ("jax", "jnp.sin", "numpy", "import jax.numpy as jnp, numpy as np", "np.ones(2, np.float32)", "f(x)"),
+        ("numpy", "np.sin", "jax", "import jax.numpy as jnp, numpy as np", "jnp.ones(2)", "f(x)"),
+    ],
+    ids=["torch-numpy", "tf-torch", "jax-numpy", "numpy-jax"],
+)
+def test_a_finalizer_that_calls_when_python_ends_is_told(src, function, dst, imports, x, call):
+    """torch would abort the process, and JAX hang."""
+    text = run(LEFT_OVER.format(src=src, function=function, dst=dst, imports=imports, x=x, call=call), seconds=40)
+    first, second, *more = text.splitlines()
+    assert (first, more) == ("ends", [])
+    assert "was called when Python was ending, by the `__del__` of an object that was left over" in second
+
+
+def test_handlers_of_atexit_call_to_the_last():
+    text = run("""
+        import atexit
+
+        atexit.register(lambda: print(f(torch.ones(2)).tolist()))  # the first of all, hence the last to run
+        import numpy as np, torch
+        import polybridge
+
+        f = polybridge.wrap(np.negative, src="numpy", dst="torch")
+        print("ends")
+    """)
+    assert text == "ends\n[-1.0, -1.0]\n"
