@@ -17,6 +17,7 @@ from polybridge.core.errors import (
     FactoryError,
     MutationError,
     RandomnessError,
+    UnsupportedTensorError,
     WeightsError,
     warn,
 )
@@ -38,7 +39,7 @@ class Bridge:
     Args:
         functional: the module.
         dest: the destination's backend.
-        function: `functional.run` as a native function of the destination.
+        function: `functional.call` as a native function of the destination.
         options: what `wrap` was given beside the module.
     """
 
@@ -157,8 +158,9 @@ class Bridge:
             missing, unknown = (sorted(a.keys() - b.keys()) for a, b in ((self.shapes, values), (values, self.shapes)))
             raise WeightsError.unlike(self.name, missing, unknown)
         for name, shape in self.shapes.items():
-            if tuple(values[name].shape) != shape:
-                raise WeightsError.misfit(self.name, name, tuple(values[name].shape), shape)
+            found = getattr(values[name], "shape", None)  # of no tensor, such as None
+            if found is None or tuple(found) != shape:
+                raise WeightsError.misfit(self.name, name, found and tuple(found), shape)
 
     def __call__(
         self, weights: Weights, training: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -282,12 +284,23 @@ class Bridge:
 
     def fetch(self, slot: Slot) -> Tensor:
         """Return the source's value as a tensor of the destination with memory of its own."""
-        return move(self.functional.read(slot), self.functional.backend, self.dest, own=True)
+        return self._moved(slot.name, self.functional.read(slot), self.functional.backend, self.dest)
 
     def send(self, values: Mapping[str, Tensor]) -> Any:
         """Store the destination's values in the source, bit for bit, and return the source."""
         source = self.functional.backend
-        return self.functional.write({name: move(x, self.dest, source, own=True) for name, x in values.items()})
+        return self.functional.write({name: self._moved(name, x, self.dest, source) for name, x in values.items()})
+
+    def _moved(self, name: str, value: Tensor, origin: Backend, target: Backend) -> Tensor:
+        """Return a value with memory of its own.
+
+        Raises:
+            UnsupportedTensorError: it cannot cross.
+        """
+        try:
+            return move(value, origin, target, own=True)
+        except UnsupportedTensorError as error:
+            raise error.at(self.name, f"the weight or state {name!r}") from None
 
 
 _SIZE = 2  # of an unknown dimension, such as the batch's, when a lazy module is built

@@ -39,11 +39,14 @@ def reachable(fn: Callable[..., Any]) -> dict[str, Any]:
 
 def draws_alike(example: Callable[..., Any]) -> bool:
     """Whether a program of one example runs a module, whose random numbers follow from an input that examples share."""
-    fn = getattr(getattr(example, "__self__", None), "fn", None)
+    return is_module(getattr(getattr(example, "__self__", None), "fn", None))
+
+
+def is_module(fn: Any) -> bool:
+    """Whether a function is how a module is run."""
     return getattr(getattr(fn, "__self__", None), "held", None) is not None
 
 
-def given(fn: Callable[..., Any]) -> list[Any]:
+def given(fn: Any) -> list[Any]:
     """Return the variables of a module whose values `fn` gets as inputs, if it is how a module is run."""
-    held = getattr(getattr(fn, "__self__", None), "held", None)
-    return [] if held is None else list(held())
+    return list(fn.__self__.held()) if is_module(fn) else []

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import shlex
 import sys
 import warnings
@@ -128,11 +129,20 @@ class WrongFrameworkError(ArgumentError, TypeError):
 
     @classmethod
     def argument(cls, call: str, path: str, found: type, expected: str) -> WrongFrameworkError:
-        """Name the call, the argument's path, what came, what was expected and the way out."""
+        """Name the call, the argument's path or the weight, what came, what was expected and the way out."""
+        value = "x" if " " in path else path
         return cls(
             f"`{call}` takes {expected} tensors, but {path} is a "
             f"{found.__module__}.{found.__qualname__}. Convert it first: "
-            f'`polybridge.convert({path}, "{expected}")`.'
+            f'`polybridge.convert({value}, "{expected}")`.'
+        )
+
+    @classmethod
+    def random(cls, call: str, path: str, found: type, expected: str) -> WrongFrameworkError:
+        """Say that a module of the caller's framework takes its random numbers from there."""
+        return cls(
+            f"`{call}` takes {expected} tensors, but {path} is a {found.__module__}.{found.__qualname__}. The random "
+            f"numbers of a module follow from the seed of {expected}: leave {path} out."
         )
 
     @classmethod
@@ -288,7 +298,7 @@ class WeightsError(ArgumentError, ValueError):
 
     @classmethod
     def misfit(cls, call: str, name: str, found: object, expected: object) -> WeightsError:
-        """Name a weight of another shape."""
+        """Name a weight of another shape, or one that has none."""
         return cls(
             f"`{call}`: the weight {name} has shape {found}, but the module's own has {expected}. A stack of weights "
             f"goes through `jax.vmap`."
@@ -833,6 +843,27 @@ def note_placeholders(error: Exception, call: str, specs: Iterable[object], size
         f"{tried and f' (of unknown sizes {tried})'}, to find the shapes of its result for a graph. If it fails on "
         f"placeholders only, give `output_specs=` to `polybridge.wrap`."
     )
+    _note(error, note)
+
+
+def note_randomness(error: Exception) -> None:
+    """Add to what a module has raised of keys or generators where its random numbers come from."""
+    if not isinstance(error, PolybridgeError) and _OF_KEYS.search(str(error)):
+        _note(
+            error,
+            "The random numbers of a bridged module follow in JAX from `rng=key` in the call (`rngs=` of a Flax "
+            "module, `key=` of one of Equinox), in torch, Keras and TensorFlow from their seeds. The source gets a key "
+            "where it has a place for it: an argument `rng` of a function with `params=`, `key` of an Equinox module, "
+            "`rngs` or own streams of a Flax module.",
+        )
+
+
+_OF_KEYS = re.compile(
+    r"\brngs?\b|RngStream|PRNG|requires a key|keyword argument '(key|seed)'|argument: 'key'", re.IGNORECASE
+)
+
+
+def _note(error: Exception, note: str) -> None:
     if note not in getattr(error, "__notes__", ()):
         with contextlib.suppress(AttributeError):  # of a frozen exception
             error.add_note(note)

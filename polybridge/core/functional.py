@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from polybridge.core.backend import Backend
+from polybridge.core.errors import note_randomness
 
 Tensor = Any
 
@@ -109,6 +111,14 @@ class Functional(ABC):
             RandomnessError: the module draws random numbers, and there is no seed.
         """
 
+    def call(self, *args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, ...]:
+        """Run, and add to what the module raises of random numbers where these come from."""
+        try:
+            return self.run(*args, _weights=_weights, _training=_training, **kwargs)
+        except Exception as error:
+            note_randomness(error)
+            raise
+
     def build(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the slots that a call with such arguments, tensors of the source, asks for."""
 
@@ -128,7 +138,7 @@ class Functional(ABC):
         return signature_of(self.module)
 
     def promising(self, specs: Any) -> tuple[Callable[..., Any], Any]:
-        """Return `run` with all of the state as what has changed, and the specs of all that it then returns.
+        """Return `call` with all of the state as what has changed, and the specs of all that it then returns.
 
         Args:
             specs: of the module's result.
@@ -136,7 +146,7 @@ class Functional(ABC):
         state = {slot.name: self.backend.spec(self.read(slot)) for slot in self.slots if slot.is_state}
 
         def run(*args: Any, _weights: Weights, _training: bool, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
-            result, changed, *_ = self.run(*args, _weights=_weights, _training=_training, **kwargs)
+            result, changed, *_ = self.call(*args, _weights=_weights, _training=_training, **kwargs)
             return result, {name: changed.get(name, _weights.state[name]) for name in state}
 
         run.__self__ = self  # type: ignore[attr-defined]  # what holds the variables; see `closures`
@@ -149,6 +159,23 @@ class Functional(ABC):
     def parts(self) -> tuple[Any, ...]:
         """Return what `wrap` takes first, as a tuple: the module, or a function with its params and state."""
         return (self.module,)
+
+
+def place(path: str) -> str:
+    """Return what the user of a module calls a path among the arguments, or in the result, of `Functional.run`."""
+    for pattern, replacement in _PLACES.items():
+        path = re.sub(pattern, replacement, path)
+    return path
+
+
+_PLACES = {
+    r"^kwargs\['_weights'\]\.params\[(.*)\]$": r"the weight \1",
+    r"^kwargs\['_weights'\]\.state\[(.*)\]$": r"the state \1",
+    r"^kwargs\['_weights'\]\.seed$": "the seed",
+    r"^result\[1\]\[(.*)\]$": r"the state \1",
+    r"^result\[2\]": "losses",
+    r"^result\[0\]": "result",
+}
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from polybridge.core.backend import Backend
+from polybridge.core.closures import is_module
 from polybridge.core.errors import OutputError, PromisedShapeError, UnsupportedTensorError
 from polybridge.core.exchange import array_to
+from polybridge.core.functional import place
 from polybridge.core.trees import Classifier, Kind, Structure, path, separate_result
 
 if TYPE_CHECKING:
@@ -73,6 +75,10 @@ class Program(ABC):
     def argument(self, number: int) -> str:
         """Return where an input is among the arguments of the user's function."""
 
+    def result(self, structure: Structure, number: int) -> str:
+        """Return where a tensor is in the result of the user's function."""
+        return structure.result(number)
+
     def evaluator(self, lent: Lent, copied: Lent) -> Evaluator:
         """Return how it is evaluated again and again: as its source does.
 
@@ -100,6 +106,7 @@ class UserFunction(Program):
         """
         self.fn, self.call, self.source = fn, call, source
         self._structure, self._classify = structure, classify
+        self._place: Callable[[str], str] = place if is_module(fn) else str
 
     def __call__(self, inputs: Sequence[Tensor]) -> Results:
         """Run the function."""
@@ -126,11 +133,15 @@ class UserFunction(Program):
         return PromisedShapeError.differs(self.call, "the result", found, promised)
 
     def argument(self, number: int) -> str:
-        """Return the path of a leaf of `(args, kwargs)`."""
-        return self._structure.argument(number)
+        """Return the path of a leaf of `(args, kwargs)`, or the name of a weight."""
+        return self._place(self._structure.argument(number))
+
+    def result(self, structure: Structure, number: int) -> str:
+        """Return the path of a leaf of the result, or the name of a state."""
+        return self._place(structure.result(number))
 
     def _converted(self, kind: Kind, leaf: Any, treedef: Any, position: int) -> Tensor:
-        where = path(treedef, position, "result")
+        where = self._place(path(treedef, position, "result"))
         if kind is Kind.FOREIGN:
             raise OutputError.foreign(self.call, where, type(leaf), self.source.name)
         if kind is Kind.COMPOSITE:
@@ -142,5 +153,5 @@ class UserFunction(Program):
             try:
                 self.source.is_differentiable(tensor)
             except UnsupportedTensorError as error:
-                return error.at(self.call, structure.result(number))
+                return error.at(self.call, self.result(structure, number))
         raise AssertionError("a tensor that was refused is accepted now")

@@ -204,7 +204,7 @@ class FunctionRelay(Relay):
 
     def _handed_over(self, results: Results) -> Outcome:
         dtypes = _dtypes(self._source, results.tensors) if self.exchange.dest.narrows() else None
-        leaves = _given(self.exchange, results.tensors, self.call, results.structure)
+        leaves = _given(self.exchange, results.tensors, self.call, results.structure, self.program)
         return Outcome(leaves, results.structure, results.differentiable, dtypes)
 
     def _tell(self, pullback: Pullback) -> None:
@@ -326,7 +326,11 @@ def _is_spec(value: Any) -> bool:
 
 
 def _given(
-    exchange: Exchange, tensors: list[Tensor | None], call: str, structure: Structure | None = None
+    exchange: Exchange,
+    tensors: list[Tensor | None],
+    call: str,
+    structure: Structure | None = None,
+    program: Program | None = None,
 ) -> list[Tensor | None]:
     """Give each tensor to the caller, emptying the list: what is still referenced here cannot be proved to be free."""
     given: list[Tensor | None] = []
@@ -334,5 +338,6 @@ def _given(
         for i in range(len(tensors)):
             given.append(exchange.give(tensors, i))
     except UnsupportedTensorError as error:
-        raise error.at(call, "a gradient" if structure is None else structure.result(len(given))) from None
+        where = program.result(structure, len(given)) if program and structure else "a gradient"
+        raise error.at(call, where) from None
     return given

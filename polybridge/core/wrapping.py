@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import pickle
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, overload
@@ -14,6 +15,7 @@ from polybridge.core import trees
 from polybridge.core.applied import Applied
 from polybridge.core.backend import Backend
 from polybridge.core.bridge import Bridge
+from polybridge.core.closures import is_module
 from polybridge.core.errors import (
     FactoryError,
     NotCallableError,
@@ -24,7 +26,7 @@ from polybridge.core.errors import (
 )
 from polybridge.core.exchange import CopyPolicy, Exchange, array_to, move
 from polybridge.core.factories import Factory, resolve
-from polybridge.core.functional import Functional
+from polybridge.core.functional import Functional, place
 from polybridge.core.modules import ModuleLibrary
 from polybridge.core.programs import UserFunction
 from polybridge.core.registry import get_backend, registry
@@ -33,6 +35,7 @@ from polybridge.core.rules import Rule, RuledFunction, Vjp
 from polybridge.core.specs import check_promise
 from polybridge.core.trees import Classifier, Kind, Structure
 
+_RANDOM = re.compile(r"kwargs\['(key|rngs?)'\]")  # what JAX's libraries call the source of random numbers
 _RELAYS = 256  # structures and static values that one wrapped function keeps a relay for
 
 
@@ -245,7 +248,7 @@ def _bridge(functional: Functional, library: ModuleLibrary, options: dict[str, A
     source, dest = functional.backend, library.backend
     if not functional.built and not library.builds:
         raise UnbuiltError.before_wrap(functional.name, library.name)
-    run, specs = functional.run, options["output_specs"]
+    run, specs = functional.call, options["output_specs"]
     if source is dest:
         return Bridge(functional, dest, run, options)
     if specs is not None:
@@ -355,11 +358,21 @@ class _Wrapped:
         """Return a NumPy array as a tensor of the caller's framework; refuse everything else."""
         dest = self.exchange.dest
         where = trees.argument_path(treedef, position)
+        if is_module(self.fn):
+            where = place(where)
+            if kind is Kind.FOREIGN and self.is_randomness(where):
+                raise WrongFrameworkError.random(self.call, where, type(leaf), dest.name)
         if kind is Kind.ARRAY:
             return array_to(dest, leaf, self.call, where)
         if kind is Kind.COMPOSITE:
             raise UnsupportedTensorError.composite(leaf, dest.advice(leaf)).at(self.call, where)
         raise WrongFrameworkError.argument(self.call, where, type(leaf), dest.name)
+
+    def is_randomness(self, where: str) -> bool:
+        """Whether an argument of a module is named as a source of random numbers, and not one of its own."""
+        found = _RANDOM.match(where)
+        own = self.fn.__self__.signature()  # type: ignore[attr-defined]
+        return found is not None and (own is None or found[1] not in own.parameters)
 
     def native(self, structure: Structure) -> Callable[..., Outcome]:
         """Return the native function for arguments of this structure, made at its first call."""

@@ -220,6 +220,8 @@ def _variable(bridge: Bridge, slot: Slot) -> nnx.Variable:
 
 
 def _key(rngs: Any) -> Array:
+    if isinstance(rngs, Mapping):
+        raise TypeError(f"`rngs=` of a bridged module is an `nnx.Rngs`, a stream of it or a key, got {rngs!r:.80}.")
     return rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs() if isinstance(rngs, nnx.RngStream) else rngs
 
 

@@ -217,11 +217,11 @@ class Operation:
         for i, (out, leaf, promised) in enumerate(zip(outs, leaves, plan.specs, strict=True)):
             if leaf.shape != promised.shape or leaf.dtype != dtype(promised.dtype):
                 found = TensorSpec(leaf.shape, leaf.dtype.name)
-                raise self._broken(plan, plan.structure.result(i), found, promised)
+                raise self._broken(plan, self.relay.program.result(plan.structure, i), found, promised)
             try:
                 _write(out, leaf)
             except UnsupportedTensorError as error:  # integers that do not fit
-                raise error.at(self.call, plan.structure.result(i)) from None
+                raise error.at(self.call, self.relay.program.result(plan.structure, i)) from None
 
     def _broken(self, plan: Abstract, path: str, found: object, promised: object) -> PromisedShapeError:
         """Return the error that a plan is not kept, and forget the plan: the next trace makes another."""

@@ -14,7 +14,7 @@ from keras.src.saving.serialization_lib import in_safe_mode  # private: no publi
 from polybridge.backends.keras.functional import _snake
 from polybridge.backends.tensorflow import _private
 from polybridge.core.bridge import Bridge
-from polybridge.core.errors import FactoryError
+from polybridge.core.errors import FactoryError, note_randomness
 from polybridge.core.functional import Slot, Weights
 from polybridge.core.modules import ModuleLibrary
 from polybridge.core.specs import TensorSpec
@@ -70,7 +70,11 @@ class BridgedLayer(keras.layers.Layer):
         if not self.built:
             given = {name: x for name, x in kwargs.items() if name != "training"}
             self._build_for(keras.tree.map_structure(self._spec, [list(args), given]))
-        return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:  # Keras's own where it cannot convert an argument, or its copy of the source's
+            note_randomness(error)
+            raise
 
     def build(self, input_shape: Any) -> None:
         """Make the variables of a lazy module for one input of this shape, and of the policy's dtype."""

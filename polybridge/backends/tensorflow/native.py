@@ -135,7 +135,7 @@ class _Evaluation:
             if found == exact and outcome.structure.is_like(plan.structure):
                 return outcome.leaves
             try:
-                return _admitted(outcome, plan, relay.call)
+                return _admitted(outcome, plan, relay)
             except PromisedShapeError:
                 for key in [key for key, other in list(self.plans.items()) if other is plan]:
                     self.plans.pop(key, None)  # the next trace makes another
@@ -290,21 +290,21 @@ def _token(back: Relay, rows: tuple[int, ...] = ()) -> Tensor:
     return convert.from_dlpack(tokens.keep(back, rows).__dlpack__())
 
 
-def _admitted(outcome: Outcome, plan: Abstract, call: str) -> list[Tensor]:
+def _admitted(outcome: Outcome, plan: Abstract, relay: FunctionRelay | BatchedRelay) -> list[Tensor]:
     """Return the leaves of an outcome if the plan's promise has room for them.
 
     Raises:
         PromisedShapeError: they are not; TensorFlow itself would not notice.
     """
     if outcome.structure and plan.structure and not outcome.structure.is_like(plan.structure):
-        raise PromisedShapeError.differs(call, "the result", outcome.structure, plan.structure)
+        raise PromisedShapeError.differs(relay.call, "the result", outcome.structure, plan.structure)
     found = [convert.spec(y) for y in outcome.leaves]
     if len(found) != len(plan.specs):
-        raise PromisedShapeError.differs(call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")
+        raise PromisedShapeError.differs(relay.call, "the result", f"{len(found)} tensors", f"{len(plan.specs)}")
     for i, (spec, promised) in enumerate(zip(found, plan.specs, strict=True)):
         if not promised.admits(spec):
-            where = plan.structure.result(i) if plan.structure else "a gradient"
-            raise PromisedShapeError.differs(call, where, spec, promised)
+            where = relay.program.result(plan.structure, i) if plan.structure else "a gradient"
+            raise PromisedShapeError.differs(relay.call, where, spec, promised)
     return outcome.leaves
 
 
