@@ -103,7 +103,7 @@ def plan(evaluate: Callable[[Sequence[TensorSpec]], Abstract], specs: Sequence[T
         return _plan_of_unknown_rank(evaluate, specs)
     if all(spec.concrete for spec in specs):
         return evaluate(specs)
-    small, large = (evaluate([spec.with_unknown(size) for spec in specs]) for size in SIZES)
+    small, large = [evaluate([spec.with_unknown(size) for spec in specs]) for size in SIZES]
     merged = [a.merge(b) for a, b in zip(small.specs, large.specs, strict=True)]
     return replace(small, specs=merged)
 

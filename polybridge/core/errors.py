@@ -146,6 +146,14 @@ class WrongFrameworkError(ArgumentError, TypeError):
         )
 
     @classmethod
+    def bridged(cls, name: str, own: str, src: str) -> WrongFrameworkError:
+        """Say what framework a function belongs to that was wrapped before, where another was named."""
+        return cls(
+            f"`polybridge.wrap` was given src={src!r}, but `{name}` has been wrapped already, and is a function of "
+            f"{own}. Leave src= out."
+        )
+
+    @classmethod
     def module(cls, found: type, owner: str, src: str) -> WrongFrameworkError:
         """Say which library a module belongs to, where another was named."""
         return cls(

@@ -167,8 +167,6 @@ class FunctionRelay(Relay):
             remember(error)  # graphs raise it again without its cause
             if self._source.needs_values(error):
                 raise PromisedShapeError.unknown(self.call, specs, error) from error
-            if isinstance(error, StopIteration):  # of which Keras's `fit` and others take the end of their data
-                raise RuntimeError(f"`{self.call}` raised StopIteration: {error}") from error
             note_placeholders(error, self.call, specs, () if all(spec.concrete for spec in specs) else SIZES)
             raise
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import pickle
 import re
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, overload
@@ -99,7 +100,7 @@ def wrap(
         fn: takes and returns trees of `src` tensors. Tensors that it closes over are constants.
         dst: the framework of the caller: "torch", "tensorflow", "jax", "numpy", "keras" or another that is registered.
             If it is that of `fn`, `fn` itself is returned, unless it is given a rule.
-        src: the framework of `fn`, likewise. A module shows its own.
+        src: the framework of `fn`, likewise. A module shows its own, and so does a function that `wrap` has returned.
         vjp: a derivative instead of the framework's own, written in `src`. Either `(fwd, bwd)`, as `jax.custom_vjp`
             takes them: `fwd(*args, **kwargs)` returns `(out, residuals)`, and `bwd(residuals, ct)` returns a tuple with
             a cotangent for each positional argument (and a dict of those of the keyword arguments, if these have
@@ -127,6 +128,7 @@ def wrap(
 
     Raises:
         NotCallableError: `fn` is not callable.
+        WrongFrameworkError: `src` is not the framework of a module, or of a function that was wrapped before.
         UnbuiltError: a module makes its weights at its first call, and `dst` needs them now.
         UnknownBackendError, BackendNotInstalledError, BrokenPluginError: a framework cannot be had.
 
@@ -171,17 +173,29 @@ def wrap(
     if params is not None:
         raise TypeError(f"`polybridge.wrap` takes params= only where dst= has modules, and {dst} has none.")
     source = get_backend(src) if src is not None else found and found[1].backend
+    known = _bridged.get(fn) if inspect.isfunction(fn) else None
+    if source is None:
+        source = known
     if source is None:
         raise TypeError(
             f"`polybridge.wrap` needs src=, the framework that a function is written in, to wrap {fn!r:.80}; only that "
-            f"of a module is known."
+            f"of a module, or of what was wrapped before, is known."
         )
+    if known is not None and source.name != known.name:
+        raise WrongFrameworkError.bridged(fn.__name__, known.name, source.name)
     dest = get_backend(dst)
     if source is dest and rule is None:
         return fn
     if rule is None and not source.derivatives:
         rule = Rule()
-    return dest.decorate(_Wrapped(fn, _exchange(dest, source, copy, sparse), output_specs, rule).function())
+    function = dest.decorate(_Wrapped(fn, _exchange(dest, source, copy, sparse), output_specs, rule).function())
+    if inspect.isfunction(function):
+        _bridged[function] = dest
+    return function
+
+
+# The framework of each function that `wrap` has returned. An attribute would be copied by `functools.wraps`.
+_bridged: weakref.WeakKeyDictionary[Callable[..., Any], Backend] = weakref.WeakKeyDictionary()
 
 
 def _check_options(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:

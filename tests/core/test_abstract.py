@@ -111,11 +111,6 @@ def test_an_exception_that_takes_no_note_is_raised_without(plan_of):
         plan_of(raising(Frozen()), VECTOR)
 
 
-def test_the_end_of_a_sequence_is_an_error(plan_of):
-    with pytest.raises(RuntimeError, match="`f` raised StopIteration: mine"):
-        plan_of(raising(StopIteration("mine")), VECTOR)
-
-
 def test_a_plan_runs_once_where_every_dimension_is_known():
     seen = []
     plan(lambda specs: seen.append(specs) or Abstract([], (), None, None), [VECTOR])

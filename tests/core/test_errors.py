@@ -103,6 +103,7 @@ EXAMPLES = [
     errors.OutputError.without_state("f", 3),
     errors.UnsupportedModuleError.keras_on("jax"),
     errors.EndingError.of("f"),
+    errors.WrongFrameworkError.bridged("f", "torch", "tensorflow"),
     errors.WrongFrameworkError.random("f", "kwargs['key']", int, "torch"),
 ]
 examples = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

@@ -12,6 +12,7 @@ import weakref
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import keras
 import ml_dtypes
 import numpy as np
@@ -814,3 +815,36 @@ def test_frozen_weights_are_known_however_a_function_reaches_them(make, dst):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DetachedStateWarning)
         f(x) if dst == "torch" else jax.vjp(f, x)
+
+
+# Functions that were wrapped before.
+
+
+@pytest.mark.parametrize("wrong", ["tf", "numpy"])
+@pytest.mark.parametrize("dst", ["jax", "tf", "torch"])
+def test_a_wrong_src_of_what_was_wrapped_before_is_told_at_once(wrong, dst):
+    f = polybridge.wrap(tf.sin, src="tf", dst="torch")
+    with pytest.raises(polybridge.WrongFrameworkError, match=r"src='\w+', but `sin`.* is a function of torch"):
+        polybridge.wrap(f, src=wrong, dst=dst)
+
+
+@pytest.mark.parametrize("options", [{}, {"src": "torch"}], ids=["alone", "with_src"])
+def test_what_was_wrapped_before_shows_its_framework(options):
+    f = polybridge.wrap(tf.sin, src="tf", dst="torch")
+    again = polybridge.wrap(f, dst="jax", **options)
+    x = jnp.array([1.0, 2.0])
+    np.testing.assert_allclose(jax.jacobian(again)(x), jnp.diag(jnp.cos(x)), rtol=1e-6)
+    assert polybridge.wrap(f, dst="torch", **options) is f
+
+
+def test_what_is_made_of_a_wrapped_function_is_another():
+    inner = polybridge.wrap(tf.sin, src="tf", dst="torch")
+
+    @functools.wraps(inner)
+    def outer(x):
+        return polybridge.convert(inner(polybridge.convert(x, "torch")), "jax")
+
+    found = polybridge.wrap(outer, src="jax", dst="numpy", vjp="finite-difference")(np.ones(2, np.float32))
+    np.testing.assert_allclose(found, np.sin(np.ones(2)), rtol=1e-6)
+    with pytest.raises(TypeError, match="needs src="):
+        polybridge.wrap(outer, dst="numpy")

@@ -163,6 +163,8 @@ class _Evaluation:
         if plan is None:
             try:
                 plan = self.plans[key] = self.relay.abstract(specs, wanted)
+            except StopIteration as error:  # TensorFlow and Keras take it for the end of their data, as in callbacks
+                raise RuntimeError(f"`{self.relay.call}` raised StopIteration: {error}") from error
             except Exception as error:
                 _private.keep_from_autograph(error)
                 raise
