@@ -649,3 +649,28 @@ def test_the_compiler_looks_into_no_frame_of_polybridge_after_a_break(make, monk
     f = polybridge.wrap(make, src="tf", dst="torch")
     torch.compile(lambda x: (print(end=""), f(x * 1), f(x + 1)), backend="aot_eager")(torch.ones(3))
     assert warned == []
+
+
+def test_an_error_of_the_function_is_in_the_compilers_message():
+    mistakes = [NameError("first"), KeyError("second")]
+
+    def fails(x):
+        if mistakes:
+            raise mistakes.pop(0)
+        return x * 2
+
+    f = polybridge.wrap(fails, src="numpy", dst="torch")
+    for message in ("fails, which raised NameError: first", "fails, which raised KeyError: 'second'"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
+            graph(lambda x: f(x) + 1)(values(3))
+        torch._dynamo.reset()
+    torch.testing.assert_close(graph(lambda x: f(x) + 1)(values(3)), values(3) * 2 + 1)
+
+
+def test_an_error_of_the_function_is_its_own_after_the_break():
+    def fails(x):
+        return x * undefined  # noqa: F821
+
+    f = polybridge.wrap(fails, src="numpy", dst="torch")
+    with pytest.raises(NameError, match="'undefined' is not defined"):
+        graph(lambda x: f(x) + 1, fullgraph=False)(values(3))

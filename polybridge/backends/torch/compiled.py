@@ -57,11 +57,21 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*_numbers(args), **_numbers(kwargs))
         return function(*args, **kwargs)
 
+    def told(*args: Any, **kwargs: Any) -> Any:
+        """Call the function; the compiler says nothing of what it raises, but its name."""
+        opaque[identity].__name__ = function.__name__
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            opaque[identity].__name__ = f"{function.__name__}, which raised {type(error).__name__}: {error}"
+            raise
+
     def mark() -> None:
         if not opaque:
             import torch._dynamo
 
-            opaque[identity] = torch._dynamo.nonstrict_trace(_traced(torch._dynamo.disable(function)))
+            run = torch._dynamo.disable(functools.wraps(function)(told))
+            opaque[identity] = torch._dynamo.nonstrict_trace(_traced(run))
 
     mark._dynamo_marked_constant = True  # type: ignore[attr-defined] # what `assume_constant_result` sets: really run it
     del called.__wrapped__
