@@ -130,7 +130,7 @@ class WrongFrameworkError(ArgumentError, TypeError):
     @classmethod
     def argument(cls, call: str, path: str, found: type, expected: str) -> WrongFrameworkError:
         """Name the call, the argument's path or the weight, what came, what was expected and the way out."""
-        value = "x" if " " in path else path
+        value = "x" if path.startswith("the ") else path  # a weight by its name
         return cls(
             f"`{call}` takes {expected} tensors, but {path} is a "
             f"{found.__module__}.{found.__qualname__}. Convert it first: "
