@@ -490,11 +490,13 @@ def test_writing_to_a_result_changes_nothing_else(fn):
     assert x.tolist() == [0.5, 1.0, 2.0] and CONSTANT.tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("fn", SHARED.values(), ids=SHARED)
-def test_writing_to_a_result_of_what_is_not_compiled_changes_nothing_else(fn):
-    """XLA would copy what it returns twice, or of its inputs; a function that runs as it is does not."""
+def test_writing_to_a_result_of_what_is_not_compiled_leaves_its_residuals_alone():
+    """XLA would copy what it returns twice; a function that runs as it is does not."""
+    wrapped, x = in_torch(jnp.exp), leaf([0.5, 1.0])
     with jax.disable_jit():
-        test_writing_to_a_result_changes_nothing_else(fn)
+        y = wrapped(x)
+        y.detach().add_(100)
+        np.testing.assert_allclose(torch.autograd.grad(y.sum(), x)[0], np.exp([0.5, 1.0]))
 
 
 def test_gradients_of_a_sum_do_not_share_memory():
