@@ -8,7 +8,8 @@ import pytest
 
 import polybridge
 from polybridge.core import dlpack
-from polybridge.core.exchange import Exchange, Loan, array_to, move
+from polybridge.core import exchange as core
+from polybridge.core.exchange import Exchange, Loan, array_to, move, widened
 from polybridge.observe import count_crossings
 from tests.core.fakes import FakeBackend, Memory
 
@@ -176,6 +177,18 @@ def test_giving_empties_the_place():
     assert results == [None]
 
 
+@pytest.mark.parametrize("copies", [0, 1])
+def test_a_fleeting_caller_gets_an_array_which_counts_as_a_copy_where_it_was_made_dense(copies):
+    source = FakeBackend("source")
+    if copies:
+        source.dense = source.copy
+    x = source.full(1.0)
+    with count_crossings() as counts:
+        given = Exchange(FakeBackend("dest"), source, fleeting=True).give([x], 0)
+    assert np.shares_memory(given, x.value)
+    assert (counts.crossings, counts.copies) == (1, copies)
+
+
 # Lending: what the function gets for a call.
 
 
@@ -299,6 +312,60 @@ def test_copy_true_copies_at_every_call(facts):
     assert [copies_of_a_call(loan, square, x) for _ in range(3)] == [1, 1, 1]
 
 
+def test_a_write_of_the_same_values_is_a_write():
+    exchange = pair(**WATCHED)
+    loan, x = exchange.loan(), exchange.dest.full(1.0)
+    assert [copies_of_a_call(loan, lambda y: y.write(1.0), x) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("facts", [{"dest_writes": True}, WATCHED], ids=str)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
+def test_a_function_is_judged_by_its_first_call_alone(facts, first):
+    """Whose copies it may hold as long as the residual of that call lives, whatever becomes of later ones."""
+    exchange = pair(**facts)
+    loan, x, residuals = exchange.loan(), exchange.dest.full(1.0), [Holder(), Holder()]
+    for residual in residuals:
+        lend_and_run(loan, lambda y, residual=residual: setattr(residual, "kept", y), x)
+        loan.until(residual)
+    del residual, residuals[0 if first else 1]
+    assert copies_of_a_call(loan, square, x) == (0 if first else 1)
+    residuals.clear()
+    assert copies_of_a_call(loan, square, x) == 0
+
+
+def test_the_residual_of_a_call_that_showed_nothing_is_not_waited_for():
+    exchange = pair(**WATCHED)
+    loan, x, residuals = exchange.loan(), exchange.dest.full(1.0), [Holder(), Holder()]
+    for residual, given in zip(residuals, (None, x), strict=True):
+        lend_and_run(loan, lambda y, residual=residual: setattr(residual, "kept", y), given)
+        loan.until(residual)
+    del residual, residuals[0]
+    assert copies_of_a_call(loan, square, x) == 1
+    residuals.clear()
+    assert copies_of_a_call(loan, square, x) == 0
+
+
+REFUSED = {**WATCHED, "is_refused_write": lambda error: isinstance(error, PermissionError)}
+
+
+def refuse(x):
+    raise PermissionError("of a leaf")
+
+
+@pytest.mark.parametrize("by_dlpack", [True, False])
+def test_a_write_that_the_source_refuses_is_a_mutation_once_the_function_was_trusted(by_dlpack):
+    exchange = pair(**REFUSED)
+    exchange.dest.dlpack = by_dlpack
+    loan, x = exchange.loan(), exchange.dest.full(1.0)
+    with pytest.raises(PermissionError):  # a copy, which is no leaf: of the function itself
+        lend_and_run(loan, refuse, x)
+    first, trusted = (copies_of_a_call(loan, square, x) for _ in range(2))
+    assert first == trusted + 1
+    with pytest.raises(polybridge.MutationError, match=r"f .*of a leaf"):
+        lend_and_run(loan, refuse, x)
+    assert [copies_of_a_call(loan, square, x) for _ in range(2)] == [first, first]
+
+
 def test_an_absent_tensor_is_lent_as_none():
     exchange = pair(**WATCHED)
     assert lend_and_run(exchange.loan(), lambda x, y: (x.value[0], y), exchange.dest.full(1.0), None) == (1.0, None)
@@ -354,6 +421,122 @@ def test_two_threads_may_find_a_function_trustworthy_at_once():
     lend_and_run(loan, square, x)
     exchange.dest.meanwhile = lambda: lend_and_run(loan, square, x)
     assert copies_of_a_call(loan, square, x) == 0
+
+
+# Without DLPack what is lent is a copy already.
+
+
+def by_numpy(**facts) -> Exchange:
+    exchange = pair(**facts)
+    exchange.dest.dlpack = False
+    return exchange
+
+
+def test_without_dlpack_there_is_one_copy_where_writes_are_not_counted():
+    exchange = by_numpy(dest_writes=True)
+    loan, x = exchange.loan(), exchange.dest.full(1.0)
+    assert [copies_of_a_call(loan, square, x) for _ in range(2)] == [1, 1]
+
+
+def test_without_dlpack_a_function_may_keep_what_it_is_lent():
+    exchange = by_numpy(**WATCHED)
+    loan, x, kept = exchange.loan(), exchange.dest.full(1.0), []
+    assert [copies_of_a_call(loan, kept.append, x) for _ in range(3)] == [2, 1, 1]
+
+
+def test_without_dlpack_a_trusted_function_may_write_where_nobody_refuses_it():
+    exchange = by_numpy(**WATCHED)
+    loan, x = exchange.loan(), exchange.dest.full(1.0)
+    lend_and_run(loan, square, x)
+    lend_and_run(loan, lambda y: y.write(5.0), x)
+    assert x.value[0] == 1.0
+
+
+def test_without_dlpack_a_function_that_once_wrote_is_never_trusted():
+    exchange = by_numpy(**WATCHED)
+    loan, x = exchange.loan(), exchange.dest.full(1.0)
+    lend_and_run(loan, lambda y: y.write(5.0), x)
+    assert [copies_of_a_call(loan, square, x) for _ in range(3)] == [2, 2, 2]
+
+
+def test_memory_that_does_not_last_is_copied_even_where_the_caller_promises_not_to_write():
+    source = FakeBackend("source", writes=False)
+    source.adopt = lambda array: source.tensor(Memory(array))
+    dest, kept = FakeBackend("dest", writes=False, dlpack=False), []
+    for fleeting, shared in ((True, False), (False, True)):
+        x = dest.full(1.0)
+        lend_and_run(Exchange(dest, source, copy=False, fleeting=fleeting).loan(), kept.append, x)
+        assert shares(kept.pop(), x) is shared
+
+
+def test_what_was_made_dense_is_adopted_without_another_copy():
+    origin, target = FakeBackend("origin", dlpack=False), FakeBackend("target")
+    origin.dense, target.adopt = origin.copy, lambda array: target.tensor(Memory(array))
+    with count_crossings() as counts:
+        move(origin.full(1.0), origin, target, own=True)
+    assert counts.copies == 1
+
+
+# Copies of weights that cannot be shared as they lie, which are kept.
+
+
+@pytest.fixture
+def weights():
+    """A framework of which all tensors are weights, in a layout of its own."""
+    backend = FakeBackend("weights", counts_writes=True, lasts=lambda tensor: True)
+    backend.dense = lambda x: x if hasattr(x, "is_dense") else dense_copy(backend, x)
+    return backend
+
+
+def dense_copy(backend, x):
+    copy = backend.copy(x)
+    copy.is_dense = True
+    return copy
+
+
+def test_a_copy_of_a_weight_is_kept_for_a_function_that_cannot_write_alone(weights):
+    reading, writing = (Exchange(weights, FakeBackend(writes=w), copy=False).loan() for w in (False, True))
+    weight = weights.full(1.0)
+    assert [copies_of_a_call(writing, square, weight) for _ in range(2)] == [1, 1]
+    assert id(weight) not in core._copies
+    assert [copies_of_a_call(reading, square, weight) for _ in range(2)] == [1, 0]
+    assert copies_of_a_call(writing, square, weight) == 1  # not the one that is kept
+
+
+def test_a_kept_copy_goes_when_the_weight_needs_none_any_more(weights):
+    loan, weight = Exchange(weights, FakeBackend(writes=False), copy=False).loan(), weights.full(1.0)
+    lend_and_run(loan, square, weight)
+    assert id(weight) in core._copies
+    weight.is_dense = True
+    weight.write(2.0)
+    assert lend_and_run(loan, square, weight)[0] == 4.0
+    assert id(weight) not in core._copies
+
+
+def test_a_kept_copy_of_the_same_bytes_in_another_shape_is_not_that_of_the_weight(weights):
+    loan, weight = Exchange(weights, FakeBackend(writes=False), copy=False).loan(), weights.from_numpy(np.zeros((2, 3)))
+    lend_and_run(loan, square, weight)
+    weight.memory.value = np.zeros((3, 2))
+    assert lend_and_run(loan, square, weight).shape == (3, 2)
+
+
+def test_so_many_copies_are_kept(weights, monkeypatch):
+    monkeypatch.setattr(core, "_COPIES", len(core._copies) + 1)
+    loan, kept = Exchange(weights, FakeBackend(writes=False), copy=False).loan(), [weights.full(n) for n in (1.0, 2.0)]
+    for _ in range(2):
+        assert [lend_and_run(loan, square, x)[0] for x in kept] == [1.0, 4.0]
+    assert [id(x) in core._copies for x in kept] == [True, False]
+
+
+# Widening.
+
+
+def test_a_gradient_gets_the_dtype_back_that_its_tensor_had():
+    backend = FakeBackend()
+    x = backend.from_numpy(np.ones(2, "float32"))
+    assert widened(backend, x, "float64").value.dtype == np.float64
+    assert widened(backend, x, "float32") is widened(backend, x, None) is x
+    assert widened(backend, None, "float64") is None
 
 
 # Counting, and NumPy arrays.

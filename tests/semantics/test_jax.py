@@ -392,6 +392,28 @@ def test_the_warning_comes_once():
     assert gradients(wrapped, leaf([-1.0]))[0].tolist() == [3.0]
 
 
+def test_a_function_of_values_is_not_traced_again():
+    runs = []
+    wrapped, x = in_torch(lambda x: runs.append(1) or branch(x)), torch.ones(2)
+    with pytest.warns(polybridge.UntracedWarning):
+        wrapped(x)
+    runs.clear()
+    wrapped(x)
+    assert len(runs) == 1
+
+
+def test_a_call_on_values_is_no_part_of_what_jax_traces_around_it():
+    wrapped, x, found = in_torch(lambda x: jnp.sin(x) * 2), leaf([0.5]), []
+
+    def around(t):
+        y = wrapped(x)
+        found.append((y.item(), torch.autograd.grad(y.sum(), x)[0].item()))
+        return t
+
+    jax.jit(around)(1.0)
+    np.testing.assert_allclose(found, [(2 * np.sin(0.5), 2 * np.cos(0.5))])
+
+
 @pytest.mark.filterwarnings("ignore::polybridge.UntracedWarning")
 def test_a_function_of_values_has_a_second_derivative():
     x = leaf([2.0])
@@ -466,6 +488,15 @@ def test_writing_to_a_result_changes_nothing_else(fn):
         native = jax.grad(lambda x: fn(x)[1].sum())(jnp.array(x.detach().numpy()))
         np.testing.assert_allclose(0 if gradient is None else gradient, native)
     assert x.tolist() == [0.5, 1.0, 2.0] and CONSTANT.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_writing_to_a_result_of_what_is_not_compiled_leaves_its_residuals_alone():
+    """XLA would copy what it returns twice; a function that runs as it is does not."""
+    wrapped, x = in_torch(jnp.exp), leaf([0.5, 1.0])
+    with jax.disable_jit():
+        y = wrapped(x)
+        y.detach().add_(100)
+        np.testing.assert_allclose(torch.autograd.grad(y.sum(), x)[0], np.exp([0.5, 1.0]))
 
 
 def test_gradients_of_a_sum_do_not_share_memory():

@@ -156,6 +156,84 @@ def test_a_nested_call_on_a_closed_over_tensor_can_be_traced():
     assert y.numpy().tolist() == [4, 18, 48] and g.numpy().tolist() == [4, 9, 16]
 
 
+CLOSED_OVER = {
+    "parameter": lambda: torch.nn.Parameter(torch.tensor([2.0, 3.0, 4.0])),
+    "view": lambda: torch.tensor([1.0, 2.0, 3.0, 4.0])[1:],
+    "view of a parameter": lambda: torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))[1:],
+    "double": lambda: torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64),
+}
+
+
+@pytest.mark.filterwarnings("ignore::polybridge.DetachedStateWarning")
+@pytest.mark.parametrize("kind", CLOSED_OVER)
+def test_a_nested_call_on_a_closed_over_tensor_of_any_kind_leaves_it_as_it_was(kind):
+    state = CLOSED_OVER[kind]()
+    before = look(state)
+    single = polybridge.wrap(lambda s: tf.cast(tf.square(s), tf.float32), src="tf", dst="torch")
+    f = to_tf(lambda x: single(state) * x)
+    y, g = tf.function(lambda x: with_gradient(f, x))(X)
+    assert y.numpy().tolist() == [4, 18, 48] and g.numpy().tolist() == [4, 9, 16]
+    assert look(state) == before
+
+
+def test_a_nested_call_promises_its_own_dtype():
+    """A scalar of another dtype than what it depends on would be promoted by a computation with that."""
+    narrow = polybridge.wrap(lambda x: tf.cast(tf.reduce_sum(x), tf.float32), src="tf", dst="torch")
+    y, g = tf.function(lambda x: with_gradient(to_tf(narrow), x))(tf.cast(X, tf.float64))
+    assert y.dtype == tf.float32 and float(y) == 6
+    assert g.dtype == tf.float64 and g.numpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_nested_call_of_a_complex_tensor_can_be_traced():
+    real = polybridge.wrap(lambda z: tf.reduce_sum(tf.math.real(z * tf.math.conj(z))), src="tf", dst="torch")
+    z = tf.constant([1 + 2j, 3 - 1j], tf.complex64)
+    y, g = tf.function(lambda z: with_gradient(to_tf(real), z))(z)
+    assert float(y) == 15
+    assert (
+        g.numpy().tolist()
+        == with_gradient(lambda z: tf.reduce_sum(tf.math.real(z * tf.math.conj(z))), z)[1].numpy().tolist()
+    )
+
+
+def test_a_nested_call_has_no_gradient_of_what_it_does_not_depend_on():
+    first = polybridge.wrap(lambda x, w: x * 2, src="tf", dst="torch")
+
+    @tf.function
+    def gradients(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = to_tf(first)(x, w)
+        found = tape.gradient(y, [x, w])
+        return found[0], tf.zeros(3) if found[1] is None else found[1] + 1
+
+    assert [g.numpy().tolist() for g in gradients(X, X)] == [[2, 2, 2], [0, 0, 0]]
+
+
+def test_a_nested_call_with_output_specs_can_be_traced():
+    double = polybridge.wrap(
+        lambda x: x * 2, src="tf", dst="torch", output_specs=polybridge.TensorSpec((3,), "float32")
+    )
+    y, g = tf.function(lambda x: with_gradient(to_tf(lambda x: double(x) * x), x))(X)
+    assert y.numpy().tolist() == [2, 8, 18] and g.numpy().tolist() == [4, 8, 12]
+
+
+def test_a_nested_call_may_compute_by_torch_itself():
+    """What finds the specs of the nested call runs on values, and not on the fake tensors of the trace around it."""
+    legacy = polybridge.wrap(lambda a: torch.from_numpy(a).sin().numpy(), src="numpy", dst="torch")
+    y = tf.function(to_tf(lambda x: legacy(x.detach()) * x))(X)
+    assert y.numpy().tolist() == (torch.tensor([1.0, 2.0, 3.0]).sin() * torch.tensor([1.0, 2.0, 3.0])).tolist()
+
+
+def test_a_call_on_a_fake_tensor_outside_of_its_mode_gives_fakes_as_torch_does():
+    mode = torch._subclasses.FakeTensorMode()
+    x = mode.from_tensor(torch.ones(3, requires_grad=True))
+    constant = polybridge.wrap(lambda x: (x * 2, tf.range(2)), src="tf", dst="torch")(x)
+    for y in (x * 2, *constant):
+        assert type(y) is type(x)
+    assert constant[0].shape == (3,) and constant[0].requires_grad
+
+
 def test_a_compiled_function_that_reads_a_closed_over_tensor_can_be_traced():
     state = torch.tensor([2.0, 3.0, 4.0])
     compiled = torch.compile(lambda x: x * state, backend="eager")

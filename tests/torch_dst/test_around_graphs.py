@@ -86,3 +86,18 @@ def test_results_without_a_cotangent_in_a_batch(source: SimpleNamespace) -> None
         ys = fn(w)
         found.append(vmap(lambda ct, ys=ys, w=w: of_two(ys, w, ct))(torch.eye(3)).detach())
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_results_without_a_cotangent_where_the_others_are_differentiated(source: SimpleNamespace) -> None:
+    found, one, batch = [], values(3), values(2, 3)
+    for fn in (native(several), wrapped(source, several)):
+        w = values(3, seed=1).requires_grad_()
+        ys = fn(w)
+
+        def pull(ct: torch.Tensor, ys: Any = ys, w: torch.Tensor = w) -> torch.Tensor:
+            return of_two(ys, w, ct).sin()
+
+        with torch.device("meta"):  # which is for the user alone
+            ways = jacrev(pull)(one), vmap(grad(lambda ct, pull=pull: pull(ct).sum()))(batch)
+        found.append([y.detach() for y in ways])
+    torch.testing.assert_close(found[1], found[0])

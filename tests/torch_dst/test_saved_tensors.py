@@ -92,6 +92,18 @@ def test_a_checkpoint_keeps_no_residual_of_the_first_run(reentrant):
     assert f.alive() == 0
 
 
+def test_a_checkpoint_lends_memory_as_ever():
+    """It runs the function again on what it has saved, so that what the hooks get needs no copy."""
+    f, x = polybridge.wrap(tf.sin, src="tf", dst="torch"), torch.ones(1000, requires_grad=True)
+    for _ in range(3):  # earns trust
+        torch.autograd.grad(f(x).sum(), x)
+    with polybridge.observe.count_crossings() as plain:
+        f(x)
+    with polybridge.observe.count_crossings() as counted:
+        checkpoint(f, x, use_reentrant=False)
+    assert counted.copies == plain.copies
+
+
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 def test_a_checkpoint_of_several_segments(reentrant):
     f, x = wrapped(TENSORFLOW, fn), values(3)
@@ -254,6 +266,14 @@ def test_an_input_from_inference_mode_is_refused_as_by_torch():
 
 
 # The graph.
+
+
+def test_a_result_without_a_cotangent_gives_none_and_no_zeros_to_what_it_alone_depends_on(tensorflow):
+    x, w = values(3).requires_grad_(), values(3).requires_grad_()
+    y, _ = wrapped(tensorflow, lambda m, x, w: (m.sin(x), m.exp(w)))(x, w)
+    gx, gw = torch.autograd.grad(y.sum(), [x, w], allow_unused=True)
+    torch.testing.assert_close(gx, x.detach().cos())
+    assert gw is None
 
 
 def test_results_refuse_deepcopy_as_torchs_own(source):
