@@ -28,6 +28,28 @@ NOTHING = contextlib.nullcontext()
 """A context that needs not be entered."""
 
 
+class Narrowing(ABC):
+    """What a framework makes narrower than it came, such as float64 where 64 bits are off.
+
+    Attributes:
+        latest: another object after each tensor that has become narrower, on whatever thread.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        """Have seen nothing yet."""
+        self.latest = object()
+
+    def note(self) -> None:
+        """Note that a tensor has become narrower."""
+        self.latest = object()
+
+    @abstractmethod
+    def dtypes(self) -> frozenset[str]:
+        """Return the dtypes whose tensors become narrower on this thread, now."""
+
+
 class Rows(NamedTuple):
     """A tensor of which all rows are zero but some: the gradient of a table in which rows were looked up.
 
@@ -99,6 +121,11 @@ class Backend(ABC):
     """Whether a cotangent may be `Rows`: always (True), where the user asks for it (False), or never (None)."""
     alignment: ClassVar[int] = 1
     """Bytes that the address of imported memory has to be a multiple of."""
+    narrowing: ClassVar[Narrowing | None] = None
+    """What becomes narrower here; cotangents of it are widened on the way back. None is nothing, ever."""
+    around: Callable[[], contextlib.AbstractContextManager[Any] | None] | None = None
+    """Returns the context that an evaluation with a derivative, or its pullback, needs here and now, if it needs one.
+    None instead of a function says that it never does."""
 
     # Tensors. Law: from_numpy(to_numpy(x)) equals x bit for bit, in shape, dtype and value.
 
@@ -211,6 +238,18 @@ class Backend(ABC):
         """Return an unversioned DLPack capsule of a dense tensor."""
         raise NotImplementedError
 
+    def export(self, tensor: Tensor, /) -> Any:
+        """Return a capsule of a tensor that is dense as it is, None of one of which `dense` makes another.
+
+        Raises:
+            UnsupportedTensorError: as `dense`.
+        """
+        return self.to_dlpack(tensor) if self.dense(tensor) is tensor else None
+
+    def release(self, tensor: Tensor, /) -> Any:
+        """Return the same of a tensor of which `owns` is true, for others to write to; None of any other."""
+        return self.export(tensor) if self.owns(tensor) else None
+
     def from_dlpack(self, capsule: Any, /) -> Tensor:
         """Return a tensor on the memory of a capsule, which is row-major and aligned as `alignment` says."""
         raise NotImplementedError
@@ -241,10 +280,6 @@ class Backend(ABC):
 
     def is_refused_write(self, error: Exception) -> bool:
         """Whether `error` says that the framework has refused to write to a tensor that it differentiates."""
-        return False
-
-    def narrows(self) -> bool:
-        """Whether tensors of some dtypes become narrower here; their cotangents are then widened on the way back."""
         return False
 
     def lasts(self, tensor: Tensor) -> bool:
@@ -306,10 +341,6 @@ class Backend(ABC):
         """Call `fn()`, which evaluates a function of this framework without a derivative."""
         return fn()
 
-    def differentiate(self, fn: Callable[[], Any]) -> Any:
-        """Call `fn()`, which lends tensors to an evaluation with a derivative, or to its pullback."""
-        return fn()
-
     def started(self) -> bool:
         """Whether the framework has begun to compute, in a way that a forked child cannot continue."""
         return False
@@ -333,7 +364,7 @@ class Backend(ABC):
         return contextlib.nullcontext()
 
     def modes(self) -> Hashable:
-        """Return what the calling thread has set that specs of results depend on, such as autocast."""
+        """Return what the calling thread has set that specs of results depend on, such as autocast or a width."""
         return ()
 
     def state(self) -> Context:

@@ -78,34 +78,73 @@ class Exchange:
         return self.dest.dlpack and self.source.dlpack
 
     @functools.cached_property
-    def _share(self) -> Carry:
-        return sharing(self.source, self.dest)
-
-    @functools.cached_property
     def _is_copied(self) -> bool | None:
         """Whether what is given is a copy; None where that depends on who else refers to it."""
         if self.copy == "auto":
             return None if self.source.writes or self.dest.writes else False
         return self.copy
 
-    def give(self, tensors: list[Tensor | None], position: int) -> Tensor | None:
-        """Take a tensor of the source out of a list, and return it for the caller to keep."""
-        tensor = tensors[position]
-        if tensor is None:
+    # How most tensors are given.
+
+    @functools.cached_property
+    def _reference(self) -> Callable[[Tensor], Tensor] | None:
+        return self.source.reference if self.source.writes else None
+
+    @functools.cached_property
+    def _export(self) -> Callable[[Tensor], Any] | None:
+        if not self.by_dlpack or self.fleeting or self._is_copied:
             return None
-        tensors[position] = None
-        if isinstance(tensor, Rows):
-            parts: list[Tensor | None] = [tensor.indices, tensor.values]
-            return self.dest.from_rows(Rows(self.give(parts, 0), self.give(parts, 1), tensor.shape))
+        return self.source.release if self._is_copied is None else self.source.export
+
+    @functools.cached_property
+    def _adopt(self) -> Callable[[Any], Tensor | None]:
+        return _adopting(self.dest)
+
+    def give(self, tensors: list[Tensor | None], call: str, name: Callable[[int], str]) -> list[Tensor | None]:
+        """Return tensors of the source for the caller to keep.
+
+        Args:
+            tensors: of the source, or rows of such. The list is emptied on the way: of what is still referenced from
+                there nobody could prove that it is free.
+            call: how messages name the function.
+            name: how they name one of the tensors.
+
+        Raises:
+            UnsupportedTensorError: one of them has no form that can cross.
+        """
+        reference, export, adopt = self._reference, self._export, self._adopt
+        given: list[Tensor | None] = []
+        tensors.reverse()
+        while tensors:
+            tensor = tensors.pop()
+            if isinstance(tensor, Rows):
+                tensor = self._rows(tensor, call, name(len(given)))
+            elif tensor is not None:
+                try:
+                    if reference is not None:
+                        tensor = reference(tensor)  # who still holds the old object can be seen at the new one
+                    capsule = None if export is None or _counters else export(tensor)
+                    adopted = None if capsule is None else adopt(capsule)
+                    tensor = self._given(tensor) if adopted is None else adopted
+                except UnsupportedTensorError as error:
+                    raise error.at(call, name(len(given))) from None
+            given.append(tensor)
+        return given
+
+    def _rows(self, rows: Rows, call: str, name: str) -> Tensor:
+        indices, values = self.give([rows.indices, rows.values], call, lambda _: name)
+        return self.dest.from_rows(Rows(indices, values, rows.shape))
+
+    def _given(self, tensor: Tensor) -> Tensor:
+        """Give a tensor that has to be looked at, or copied, or counted."""
         if self.fleeting:
             if _counters:
                 _count(tensor, self.source, copied=self.source.dense(tensor) is not tensor)
             return self.source.to_numpy(tensor)
-        tensor = self.source.reference(tensor)  # a new object: who still holds the old one can be seen
         is_copied = self._is_copied
         if is_copied is None:
             is_copied = not self.source.owns(tensor)
-        return move(tensor, self.source, self.dest, own=True) if is_copied else self._share(tensor)
+        return move(tensor, self.source, self.dest, own=is_copied)
 
     def copies(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return copies of the caller's tensors, to be lent where nobody would notice that the caller writes to his."""
@@ -125,42 +164,49 @@ class Loan:
     A function of a framework that counts writes gets copies that its own derivative passes through, so that it
     may write to them; any other gets copies that the caller cannot reach. Once every copy of the first call has come
     back untouched and unreferenced, the function is lent the caller's memory itself, and is watched.
+
+    Attributes:
+        lend: returns tensors in the source's framework, and None for None.
+        guarding: whether what it lends are copies.
+        watching: whether `run` has anything to do.
     """
 
     __slots__ = (
         "_carry",
         "_exchange",
-        "_guarding",
         "_inside",
         "_own",
         "_probes",
         "_residual",
         "_spoiled",
-        "_watching",
+        "guarding",
+        "lend",
+        "watching",
     )
 
     def __init__(self, exchange: Exchange, guarding: bool) -> None:
         """Start in mistrust where memory could be shared with somebody who writes."""
         self._exchange = exchange
-        self._guarding = guarding
-        self._watching = exchange.source.counts_writes and exchange.copy is not False
+        self.watching = exchange.source.counts_writes and exchange.copy is not False
         self._inside = guarding and exchange.source.counts_writes
         # Without DLPack nobody watches, and memory that does not last could be kept.
         self._own = exchange.fleeting or (not exchange.by_dlpack and exchange.copy is not False)
         keeping = not self._own and exchange.by_dlpack and not exchange.source.writes
-        self._carry = (
-            owning(exchange.dest, exchange.source) if self._own else sharing(exchange.dest, exchange.source, keeping)
-        )
+        self._carry = Carry(exchange.dest, exchange.source, self._own, keeping)
+        self._guard(guarding)
         self._spoiled = exchange.copy is True
         self._probes: list[Tensor] | None = None
         self._residual: weakref.ref[Any] | None = None
 
-    def lend(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the tensors in the source's framework, None where there is none."""
-        if self._guarding:
-            self._reconsider()
-        if not self._guarding or self._inside:
-            return list(map(self._carry, tensors))
+    def _guard(self, guarding: bool) -> None:
+        self.guarding = guarding
+        self.lend: Callable[[Sequence[Tensor | None]], list[Tensor | None]]
+        self.lend = self._lend_copies if guarding else self._carry
+
+    def _lend_copies(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        self._reconsider()
+        if not self.guarding or self._inside:
+            return self._carry(tensors)
         dest, source = self._exchange.dest, self._exchange.source
         copies = [None if x is None else _copied(dest, dest.dense(x)) for x in tensors]
         self._keep(copies)
@@ -184,10 +230,10 @@ class Loan:
         Raises:
             MutationError: the function wrote to memory that it had been trusted with.
         """
-        if not self._watching:
+        if not self.watching:
             return fn(lent)
         source = self._exchange.source
-        if self._own and not self._guarding:  # what was lent is nobody else's
+        if self._own and not self.guarding:  # what was lent is nobody else's
             try:
                 return fn(lent)
             except Exception as error:
@@ -195,18 +241,18 @@ class Loan:
                     self._distrust()
                     raise MutationError.refused(call, error) from error
                 raise
-        handed = [None if x is None else _copied(source, x) for x in lent] if self._guarding else lent
+        handed = [None if x is None else _copied(source, x) for x in lent] if self.guarding else lent
         before = _versions(handed, source.version)
         try:
             result = fn(handed)
         except Exception as error:
-            if not self._guarding and source.is_refused_write(error):
+            if not self.guarding and source.is_refused_write(error):
                 self._distrust()
                 raise MutationError.refused(call, error) from error
             raise
         after = _versions(handed, source.version)
         written = [] if after == before else [i for i, version in enumerate(after) if version != before[i]]
-        if not self._guarding:
+        if not self.guarding:
             if written:
                 self._distrust()
                 raise MutationError.written(call, name(written[0]))
@@ -215,13 +261,14 @@ class Loan:
             if written or not all(a is None or source.same(a, b) for a, b in zip(lent, handed, strict=True)):
                 self._spoiled = True
             elif self._own:  # what was lent was nobody else's, so that the function may keep it
-                self._guarding = False
+                self._guard(False)
             else:
                 self._keep(handed)
         return result
 
     def _distrust(self) -> None:
-        self._guarding = self._inside = self._spoiled = True
+        self._inside = self._spoiled = True
+        self._guard(True)
 
     def until(self, residual: Any) -> None:
         """Wait for the death of the first call's residual before judging whether the function has let go."""
@@ -240,7 +287,7 @@ class Loan:
         if probes is None or (self._residual is not None and self._residual() is not None):
             return
         if all(map(self._prober.owns, probes)):
-            self._guarding = False
+            self._guard(False)
         else:
             self._spoiled = True
         self._probes = None
@@ -295,54 +342,55 @@ def _is_like(copy: Tensor, tensor: Tensor, backend: Backend) -> bool:
     return backend.spec(copy) == backend.spec(tensor) and backend.same(copy, tensor)
 
 
-Carry = Callable[[Tensor | None], Tensor | None]
-"""Moves one tensor between two backends; None stays None."""
-
-
-def sharing(origin: Backend, target: Backend, keeps: bool = False) -> Carry:
-    """Return `move` without a copy where none is needed, with all that a call asks for at hand.
+class Carry:
+    """Lends tensors of one backend to another: their own memory where that can be.
 
     Args:
         origin: the backend of the tensors.
         target: the backend of the results.
+        owns: whether the results are copies.
         keeps: whether copies of weights are kept; the target must not write.
     """
-    to_dense, export, adopt, alignment = origin.dense, origin.to_dlpack, target.from_dlpack, target.alignment
-    by_dlpack = origin.dlpack and target.dlpack
 
-    def share(tensor: Tensor | None) -> Tensor | None:
+    __slots__ = ("_adopt", "_export", "_keeps", "_origin", "_owns", "_target")
+
+    def __init__(self, origin: Backend, target: Backend, owns: bool = False, keeps: bool = False) -> None:
+        """Have at hand what a call asks for."""
+        self._origin, self._target, self._owns, self._keeps = origin, target, owns, keeps
+        self._export = origin.export if origin.dlpack and target.dlpack and not owns else None
+        self._adopt = _adopting(target)
+
+    def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the tensors in the target's framework; None stays None."""
+        export, adopt = self._export, self._adopt
+        carried: list[Tensor | None] = []
+        for tensor in tensors:
+            adopted = None
+            if tensor is not None and export is not None and not _counters and not (_copies and id(tensor) in _copies):
+                capsule = export(tensor)
+                adopted = None if capsule is None else adopt(capsule)
+            carried.append(self._moved(tensor) if adopted is None else adopted)
+        return carried
+
+    def _moved(self, tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        if keeps and _copies:
+        origin, target = self._origin, self._target
+        if self._keeps and _copies:
             kept = _kept(tensor, origin)
             tensor = tensor if kept is None else kept
-        dense = to_dense(tensor)
-        if by_dlpack and dense is tensor and not _counters:
-            capsule = export(tensor)
-            if alignment == 1 or not dlpack.address(capsule) % alignment:
-                return adopt(capsule)
-        moved, copy = _moved(tensor, dense, origin, target, own=False)
-        if keeps and copy is not None:
+        moved, copy = _moved(tensor, origin.dense(tensor), origin, target, self._owns)
+        if self._keeps and copy is not None:
             _keep(tensor, origin, copy)
         return moved
 
-    return share
 
-
-def owning(origin: Backend, target: Backend) -> Carry:
-    """Return `move` with a copy, with all that a call asks for at hand."""
-    to_dense, to_numpy, from_numpy = origin.dense, origin.to_numpy, target.from_numpy
-    by_dlpack = origin.dlpack and target.dlpack
-
-    def own(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        dense = to_dense(tensor)
-        if not by_dlpack and dense is tensor and not _counters:
-            return from_numpy(to_numpy(tensor))
-        return _moved(tensor, dense, origin, target, own=True)[0]
-
-    return own
+def _adopting(target: Backend) -> Callable[[Any], Tensor | None]:
+    """Return `target.from_dlpack`; for memory that is not aligned as the target needs it, it returns None."""
+    adopt, alignment = target.from_dlpack, target.alignment
+    if alignment == 1:
+        return adopt
+    return lambda capsule: None if dlpack.address(capsule) % alignment else adopt(capsule)
 
 
 def move(tensor: Tensor, origin: Backend, target: Backend, own: bool) -> Tensor:

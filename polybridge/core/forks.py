@@ -14,7 +14,7 @@ from polybridge.core.errors import EndingError, ForkError
 from polybridge.core.registry import registry
 
 _started_before_fork: tuple[str, ...] = ()
-_is_safe = True  # all that a call reads; None at the very end, as the globals of every module
+is_safe = True  # all that a call reads; None at the very end, as the globals of every module
 
 
 def check(call: str) -> None:
@@ -24,11 +24,8 @@ def check(call: str) -> None:
         ForkError: this process is a forked child of one in which a framework had started.
         EndingError: Python is being taken down.
     """
-    if not _is_safe:
-        _look(call)
-
-
-def _look(call: str) -> None:
+    if is_safe:
+        return
     if sys.is_finalizing():
         raise EndingError.of(call)
     if _started_before_fork:
@@ -36,16 +33,16 @@ def _look(call: str) -> None:
 
 
 def _note_fork() -> None:
-    global _started_before_fork, _is_safe
+    global _started_before_fork, is_safe
     _started_before_fork = tuple(name for name, backend in registry.loaded.items() if backend.started())
-    _is_safe = _is_safe and not _started_before_fork
+    is_safe = is_safe and not _started_before_fork
 
 
 @atexit.register
 def _note_end() -> None:
     """Have every call looked at from now on: what other handlers of `atexit` call still works."""
-    global _is_safe
-    _is_safe = False
+    global is_safe
+    is_safe = False
 
 
 if hasattr(os, "register_at_fork"):

@@ -11,15 +11,17 @@ residuals of the evaluation that made it: the user's function runs once, whateve
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from polybridge.core import forks
 from polybridge.core.abstract import SIZES, Abstract, plan
-from polybridge.core.backend import Backend, Pullback, Rows, spread
+from polybridge.core.backend import Backend, Narrowing, Pullback, Rows, spread
 from polybridge.core.errors import (
     DetachedStateWarning,
     OutputError,
@@ -86,6 +88,16 @@ class Relay(ABC):
         """Evaluate without a derivative; leaves may be what the destination has for `Rows`."""
         return self(xs)
 
+    def _around(self) -> AbstractContextManager[Any] | None:
+        """Return what an evaluation needs around it here, if anything.
+
+        Raises:
+            ForkError: it cannot be had in this process.
+        """
+        forks.check(self.call)
+        around = self.exchange.source.around
+        return None if around is None else around()
+
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Return a tangent per differentiable result of the evaluation whose `back` this is, by one per wanted input.
 
@@ -124,30 +136,35 @@ class FunctionRelay(Relay):
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Run the program."""
         forks.check(self.call)
-        results: Results = self._source.run(lambda: self._evaluator(self._lend(xs)))
-        return self._handed_over(results)
+        results: Results = self._source.run(lambda: self._evaluator(self._lent(xs)))
+        return self._outcome(results)
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the program under the source's reverse mode."""
-        forks.check(self.call)
-        results, pullback = self._source.differentiate(lambda: self._evaluator.vjp(self._lend(xs), wanted))
+        source, dest, loan = self._source, self.exchange.dest, self._loan
+        if source.around is not None or not forks.is_safe:
+            context = self._around()
+            if context is not None:
+                with context:
+                    return self.vjp(xs, wanted)
+        narrowing = source.narrowing
+        before = None if narrowing is None else narrowing.latest
+        results, pullback = self._evaluator.vjp(self._lent(xs), wanted)
+        given = taken = None
+        if narrowing is not None and narrowing.latest is not before:
+            given = [dest.dtype_name(xs[i]) for i in wanted]
         if not self.program.told:
             self._tell(pullback)
-        if wanted and not results.tensors:
+        differentiable = results.differentiable
+        if wanted and not differentiable:
             raise OutputError.no_tensor(self.call, results.structure.rebuild([]))
-        outcome = self._handed_over(results)
-        positions, outputs_count = tuple(range(len(wanted))), sum(outcome.differentiable)
-        slots = tuple(range(outputs_count))
-        given = None
-        if self._source.narrows():
-            given = list(map(self.exchange.dest.dtype_name, map(xs.__getitem__, wanted)))
-        taken = None
+        outcome = self._outcome(results)
         if outcome.dtypes is not None:
-            taken = [name for name, is_output in zip(outcome.dtypes, outcome.differentiable, strict=True) if is_output]
-        back = PullbackRelay(
-            self.exchange, self.call, pullback, self._ct_loan, positions, slots, outputs_count, given, taken
-        )
-        self._loan.until(back)
+            taken = [name for name, is_output in zip(outcome.dtypes, differentiable, strict=True) if is_output]
+        wires = _all_of(len(wanted), sum(differentiable))
+        back = PullbackRelay(self.exchange, self.call, self._ct_loan, pullback, wires, given, taken)
+        if loan.guarding:
+            loan.until(back)
         return outcome, back
 
     def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
@@ -181,7 +198,7 @@ class FunctionRelay(Relay):
         rest = [None if _is_spec(leaf) else leaf for leaf in leaves]
         return Abstract(specs, tuple(s.differentiable for s in specs), Structure(treedef, rest, dynamic), None)
 
-    def _lend(self, xs: Sequence[Tensor | None]) -> list[Tensor]:
+    def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor]:
         try:
             return self._loan.lend(xs)
         except UnsupportedTensorError as error:
@@ -200,10 +217,12 @@ class FunctionRelay(Relay):
         copy = self._source.copy
         return fn([copy(x) for x in inputs] if self._source.counts_writes else inputs)
 
-    def _handed_over(self, results: Results) -> Outcome:
-        dtypes = _dtypes(self._source, results.tensors) if self.exchange.dest.narrows() else None
-        leaves = _given(self.exchange, results.tensors, self.call, results.structure, self.program)
-        return Outcome(leaves, results.structure, results.differentiable, dtypes)
+    def _outcome(self, results: Results) -> Outcome:
+        exchange, structure, dtypes = self.exchange, results.structure, None
+        if exchange.dest.narrowing is not None:
+            dtypes = _widths(self._source, results.tensors, exchange.dest.narrowing)
+        leaves = exchange.give(results.tensors, self.call, partial(self.program.result, structure))
+        return Outcome(leaves, structure, results.differentiable, dtypes)
 
     def _tell(self, pullback: Pullback) -> None:
         """Warn once of trainable state that the program reads without getting it as an input."""
@@ -211,6 +230,28 @@ class FunctionRelay(Relay):
         names = pullback.closed_over(self.program.fn)
         if names:
             warn(DetachedStateWarning.naming(self.call, names))
+
+
+class Wires(NamedTuple):
+    """How a pullback hangs in a relay.
+
+    Attributes:
+        results: which of the cotangents that the pullback returns are the relay's leaves; as many as its primals.
+        slots: which of the cotangents that the pullback takes are the relay's inputs.
+        taken: how many cotangents the pullback takes.
+        whole: whether the leaves are all that the pullback returns, in its order.
+    """
+
+    results: Sequence[int]
+    slots: Sequence[int]
+    taken: int
+    whole: bool = False
+
+
+@functools.cache
+def _all_of(primals: int, outputs: int) -> Wires:
+    """Return the wires of a function's own pullback."""
+    return Wires(range(primals), range(outputs), outputs, whole=True)
 
 
 class PullbackRelay(Relay):
@@ -221,32 +262,26 @@ class PullbackRelay(Relay):
     Args:
         exchange: between the two backends.
         call: how messages name the function.
-        pullback: of the evaluation.
         loan: what the pullback has shown of how it treats cotangents.
-        results: which of the cotangents that the pullback returns are this relay's leaves; as many as its primals.
-        slots: which of the cotangents that the pullback takes are this relay's inputs.
-        cotangents: how many cotangents the pullback takes.
-        given: the dtypes of the leaves, where the source may have narrowed the primals.
-        taken: the dtypes of the cotangents, where the destination may have narrowed the results.
+        pullback: of the evaluation.
+        wires: what its cotangents are here.
+        given: the dtypes of the leaves, where the source has narrowed a primal.
+        taken: the dtypes of the cotangents, where the destination has narrowed a result.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         call: str,
-        pullback: Pullback,
         loan: Loan,
-        results: tuple[int, ...],
-        slots: tuple[int, ...],
-        cotangents: int,
+        pullback: Pullback,
+        wires: Wires,
         given: Sequence[str | None] | None = None,
         taken: Sequence[str | None] | None = None,
     ) -> None:
         """Bind the pullback."""
-        self.exchange, self.call = exchange, call
-        self._pullback, self._loan = pullback, loan
-        self._results, self._slots, self._cotangents = results, slots, cotangents
-        self._given, self._taken = given, taken
+        self.exchange, self.call, self._loan = exchange, call, loan
+        self._pullback, self._wires, self._given, self._taken = pullback, wires, given, taken
 
     def __call__(self, xs: Sequence[Tensor | None]) -> Outcome:
         """Pull the cotangents back."""
@@ -258,84 +293,85 @@ class PullbackRelay(Relay):
 
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Pull the cotangents back under the source's reverse mode."""
-        forks.check(self.call)
-        returned, pullback = self.exchange.source.differentiate(lambda: self._pullback.vjp(self._lent(xs)))
+        context = self._around()
+        if context is not None:
+            with context:
+                return self.vjp(xs, wanted)
+        source, dest = self.exchange.source, self.exchange.dest
+        results, slots = self._wires.results, self._wires.slots
+        returned, pullback = self._pullback.vjp(self._lent(xs))
         found, count = list(returned), len(returned)
         del returned  # so that the tensors are held nowhere else
-        taken = None
-        if self._taken is not None:
-            names = _dtypes(self.exchange.source, [found[i] for i in self._results])
-            taken = [name for name in names if name is not None]
+        taken = given = None
+        if dest.narrowing is not None:
+            names = _widths(source, [found[i] for i in results], dest.narrowing)
+            taken = names and [name for name in names if name is not None]
+        if source.narrowing is not None:
+            names = _widths(dest, xs[len(xs) - len(slots) :], source.narrowing)  # of the cotangents
+            if self._given is not None or names is not None:  # of the primals, which a graph leaves out
+                names = [*(self._given or [None] * len(results)), *(names or [None] * len(slots))]
+                given = [names[i] for i in wanted]
         outcome = self._outcome(found)
-        inputs = (*self._results, *(count + slot for slot in self._slots))  # of the new pullback's results
-        slots = tuple(r for r, is_connected in zip(self._results, outcome.differentiable, strict=True) if is_connected)
-        results = tuple(inputs[i] for i in wanted)
-        given = None
-        if self._given is not None:  # of the primals, which a graph leaves out, and of the cotangents
-            names = [*self._given, *_dtypes(self.exchange.dest, self._own(xs))]
-            given = [names[i] for i in wanted]
-        back = PullbackRelay(self.exchange, self.call, pullback, self._loan, results, slots, count, given, taken)
-        return outcome, back
+        inputs = (*results, *(count + slot for slot in slots))  # of the new pullback's results
+        connected = tuple(r for r, is_connected in zip(results, outcome.differentiable, strict=True) if is_connected)
+        wires = Wires(tuple(inputs[i] for i in wanted), connected, count)
+        return outcome, PullbackRelay(self.exchange, self.call, self._loan, pullback, wires, given, taken)
 
     def push(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Push forward by the pullback's own means."""
-        loan, name = self._loan, "tangent {}".format
+        context = self._around()
+        if context is not None:
+            with context:
+                return self.push(tangents)
         try:
-            found = self.exchange.source.differentiate(
-                lambda: loan.run(self._pullback.jvp, loan.lend(tangents), self.call, name)
-            )
+            found = list(self._loan.run(self._pullback.jvp, self._loan.lend(tangents), self.call, _tangent))
         except NotImplementedError:
             return None
-        return _given(self.exchange, list(found), self.call)
+        return self.exchange.give(found, self.call, _gradient)
 
     def _pulled(self, pull: Callable[..., Sequence[Tensor | Rows | None]], xs: Sequence[Tensor | None]) -> Outcome:
-        forks.check(self.call)
-        name = "the cotangent of output {}".format
-        found = self.exchange.source.differentiate(lambda: list(self._loan.run(pull, self._lent(xs), self.call, name)))
-        return self._outcome(found)  # whose tensors are held nowhere else
+        if self.exchange.source.around is not None or not forks.is_safe:
+            context = self._around()
+            if context is not None:
+                with context:
+                    return self._pulled(pull, xs)
+        loan = self._loan  # Nothing else gets a name: the list shall be all that holds what is returned.
+        if loan.watching:
+            return self._outcome(list(loan.run(pull, self._lent(xs), self.call, _cotangent)))
+        return self._outcome(list(pull(self._lent(xs))))
 
     def _lent(self, xs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        slots = self._slots
-        lent = self._loan.lend(xs[len(xs) - len(slots) :])  # the cotangents come after the primals
+        wires = self._wires
+        lent = self._loan.lend(xs[len(xs) - len(wires.slots) :])  # the cotangents come after the primals
         if self._taken is not None:
             lent = [widened(self.exchange.source, x, name) for x, name in zip(lent, self._taken, strict=True)]
-        return lent if len(slots) == self._cotangents else spread(lent, slots, self._cotangents)
-
-    def _own(self, xs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Return the cotangents, which come after the primals."""
-        return xs[len(xs) - len(self._slots) :]
+        return lent if len(lent) == wires.taken else spread(lent, wires.slots, wires.taken)
 
     def _outcome(self, found: list[Tensor | None]) -> Outcome:
-        leaves = list(map(found.__getitem__, self._results))
-        found.clear()
-        given = _given(self.exchange, leaves, self.call)
-        connected = tuple([x is not None for x in given])
+        """Give the leaves of what the pullback has returned; the list holds all of it."""
+        if not self._wires.whole:
+            found[:] = [found[i] for i in self._wires.results]
+        leaves = self.exchange.give(found, self.call, _gradient)
         if self._given is not None:
-            given = [widened(self.exchange.dest, x, name) for x, name in zip(given, self._given, strict=True)]
-        return Outcome(given, None, connected)
+            leaves = [widened(self.exchange.dest, x, name) for x, name in zip(leaves, self._given, strict=True)]
+        return Outcome(leaves, None, tuple([x is not None for x in leaves]))
 
 
-def _dtypes(backend: Backend, tensors: Sequence[Tensor | None]) -> list[str | None]:
-    return [None if x is None else backend.dtype_name(x) for x in tensors]
+def _gradient(_: int) -> str:
+    return "a gradient"
+
+
+_cotangent, _tangent = "the cotangent of output {}".format, "tangent {}".format
+
+
+def _widths(backend: Backend, tensors: Sequence[Tensor | None], narrowing: Narrowing) -> list[str | None] | None:
+    """Return the dtypes of a backend's tensors, None if they are all the same where they arrive."""
+    narrow = narrowing.dtypes()
+    if not narrow:
+        return None
+    names = [None if x is None else backend.dtype_name(x) for x in tensors]
+    return None if narrow.isdisjoint(names) else names
 
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, TensorSpec)
-
-
-def _given(
-    exchange: Exchange,
-    tensors: list[Tensor | None],
-    call: str,
-    structure: Structure | None = None,
-    program: Program | None = None,
-) -> list[Tensor | None]:
-    """Give each tensor to the caller, emptying the list: what is still referenced here cannot be proved to be free."""
-    given: list[Tensor | None] = []
-    try:
-        for i in range(len(tensors)):
-            given.append(exchange.give(tensors, i))
-    except UnsupportedTensorError as error:
-        where = program.result(structure, len(given)) if program and structure else "a gradient"
-        raise error.at(call, where) from None
-    return given

@@ -94,7 +94,7 @@ class RuledFunction(UserFunction):
         """
         assert self.rule.bwd is not None
         outputs = [i for i, is_output in enumerate(results.differentiable) if is_output]
-        returned = self.rule.bwd(residuals, results.structure.like(spread(cts, outputs, len(results.tensors))))
+        returned = self.rule.bwd(residuals, results.structure.like(spread(cts, outputs, len(results.differentiable))))
         count, named = self._structure.arity()
         if not isinstance(returned, tuple):
             raise OutputError.of_rule(self.call, "`bwd` returned", f"{_said(returned)}, not a tuple of cotangents")

@@ -200,11 +200,16 @@ def separate_arguments(
     return separate((args, kwargs), classify, convert)
 
 
+def is_positional(structure: Structure) -> bool:
+    """Whether it is of `(args, kwargs)` with tensors in `args` and nothing else."""
+    return structure is _positional(len(structure.dynamic))
+
+
 def separate_result(
     tree: Any, classify: Classifier, convert: Callable[[Kind, Any, Any, int], Any]
 ) -> tuple[list[Any], Structure]:
     """Return what `separate(tree, ...)` does, without a walk where the result is one tensor."""
-    return ([tree], _ONE) if classify.is_tensor(tree) else separate(tree, classify, convert)
+    return ([tree], ONE) if classify.is_tensor(tree) else separate(tree, classify, convert)
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
@@ -275,6 +280,9 @@ class Classifier:
         is_composite: whether it is made of such, without being one.
         is_foreign: whether it is a tensor of another.
         is_tree: whether it is a container to somebody, so that the next of its type may have other things in it.
+
+    Attributes:
+        tensors: the types of tensors that have been met.
     """
 
     def __init__(
@@ -287,6 +295,7 @@ class Classifier:
         """Know the types of Python's own values."""
         self._is_tensor, self._is_composite, self._is_foreign = is_tensor, is_composite, is_foreign
         self._is_tree = is_tree
+        self.tensors: set[type] = set()
         self._known = dict.fromkeys((int, float, complex, bool, str, bytes, type(None)), Kind.STATIC)
 
     def __call__(self, leaf: Any) -> Kind:
@@ -303,6 +312,7 @@ class Classifier:
         kind = self._known.get(type(leaf))
         if kind is None and self._is_tensor(leaf):
             kind = self._known[type(leaf)] = Kind.TENSOR
+            self.tensors.add(type(leaf))
         return kind is Kind.TENSOR
 
     def _ask(self, leaf: Any) -> Kind:
@@ -410,4 +420,4 @@ def _static_key(leaf: Any) -> tuple[type, Any]:
     return type(leaf), id(leaf)  # the relay that is cached under this key keeps the object, hence the id, alive
 
 
-_ONE = Structure(flatten(0)[1], [None], (0,), _only)
+ONE = Structure(flatten(0)[1], [None], (0,), _only)

@@ -347,17 +347,24 @@ class _Wrapped:
         self.arguments = classifier(exchange.dest)
         self.results = classifier(exchange.source)
         self.natives: OrderedDict[Any, Callable[..., Outcome]] = OrderedDict()
+        self.positional: dict[int, Callable[..., Outcome]] = {}  # for that many tensors and nothing else
 
     def function(self) -> Callable[..., Any]:
         """Return the function that the caller sees."""
 
-        natives, arguments, convert = self.natives, self.arguments, self.convert
+        natives, positional, arguments, convert = self.natives, self.positional, self.arguments, self.convert
+        are_tensors = arguments.tensors.issuperset
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            tensors, structure = trees.separate_arguments(args, kwargs, arguments, convert)
-            outcome = (natives.get(structure.key()) or self.native(structure))(*tensors)
-            assert outcome.structure is not None
-            return outcome.structure.rebuild(outcome.leaves)
+            native = positional.get(len(args)) if not kwargs and are_tensors(map(type, args)) else None
+            if native is None:
+                tensors, structure = trees.separate_arguments(args, kwargs, arguments, convert)
+                outcome = (natives.get(structure.key()) or self.native(structure))(*tensors)
+            else:
+                outcome = native(*args)
+            leaves, result = outcome.leaves, outcome.structure
+            assert result is not None
+            return leaves[0] if result is trees.ONE else result.rebuild(leaves)
 
         functools.update_wrapper(wrapped, self.fn, updated=())
         if not hasattr(self.fn, "__name__"):
@@ -397,6 +404,8 @@ class _Wrapped:
             program = function(self.fn, self.call, self.exchange.source, structure, self.results)
             relay = FunctionRelay(program, self.exchange, self.output_specs)
             native = self.natives.setdefault(key, self.exchange.dest.wrap_as_native(relay))
+            if trees.is_positional(structure):
+                self.positional[len(structure.dynamic)] = native
             while len(self.natives) > _RELAYS:
                 self.natives.popitem(last=False)
         return native

@@ -21,6 +21,7 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     tensors.copy_has_memory_of_its_own,
     tensors.reference_has_the_same_values,
     tensors.dlpack_shares_memory,
+    tensors.exports_what_is_dense,
     tensors.adopts_the_memory_of_an_array,
     tensors.a_capsule_keeps_its_memory,
     tensors.allocates_as_it_asks,

@@ -118,6 +118,18 @@ def dlpack_shares_memory(subject: Subject) -> None:
 
 
 @law
+def exports_what_is_dense(subject: Subject) -> None:
+    """`export` returns what `to_dlpack` does, or None."""
+    backend = subject.backend
+    for array, tensor in subject.tensors() if backend.dlpack else ():
+        capsule = backend.export(tensor)
+        if capsule is not None:
+            same = array.size == 0 or dlpack.address(capsule) == dlpack.address(backend.to_dlpack(tensor))
+            require(same, f"a capsule of other memory for a tensor of dtype {array.dtype.name}.")
+            require_same(backend.to_numpy(backend.from_dlpack(capsule)), array, "the tensor")
+
+
+@law
 def adopts_the_memory_of_an_array(subject: Subject) -> None:
     """`adopt` returns a tensor of the array's values on its memory, or None."""
     for array in subject.arrays():
@@ -151,12 +163,13 @@ def allocates_as_it_asks(subject: Subject) -> None:
 
 @law
 def owns_only_what_is_proved(subject: Subject) -> None:
-    """`owns` is false while another tensor refers to the memory."""
+    """`owns` is false, and `release` returns None, while another tensor refers to the memory."""
     backend = subject.backend
     for array, tensor in subject.tensors() if backend.dlpack else ():
         other = backend.from_dlpack(backend.to_dlpack(backend.dense(tensor)))
-        owned = backend.owns(tensor) or backend.owns(other)
-        require(not owned or array.size == 0, f"that one of two tensors on a memory owns it ({backend.spec(other)}).")
+        for x in (tensor, other) if array.size else ():
+            owned = backend.owns(x) or backend.release(x) is not None
+            require(not owned, f"that one of two tensors on a memory owns it ({backend.spec(other)}).")
 
 
 @law

@@ -148,7 +148,7 @@ def test_a_result_in_use_is_copied_where_somebody_writes(source_writes, dest_wri
     x = exchange.source.full(1.0)
     kept = exchange.source.reference(x)
     with count_crossings() as counts:
-        given = exchange.give([x], 0)
+        given = exchange.give([x], "f", "result {}".format)[0]
     assert counts.copies == copies
     assert shares(kept, given) is (copies == 0)
 
@@ -157,7 +157,7 @@ def test_a_fresh_result_is_never_copied():
     exchange = pair(source_writes=True, dest_writes=True)
     results = [exchange.source.full(1.0)]
     with count_crossings() as counts:
-        exchange.give(results, 0)
+        exchange.give(results, "f", "result {}".format)
     assert counts.copies == 0
 
 
@@ -166,15 +166,15 @@ def test_two_results_on_one_memory_are_given_apart():
     x = exchange.source.full(1.0)
     results = [x, exchange.source.reference(x)]
     del x
-    given = [exchange.give(results, i) for i in range(2)]
+    given = exchange.give(results, "f", "result {}".format)
     assert not shares(*given)
 
 
-def test_giving_empties_the_place():
+def test_giving_empties_the_list():
     exchange = pair()
     results = [exchange.source.full(1.0)]
-    exchange.give(results, 0)
-    assert results == [None]
+    exchange.give(results, "f", "result {}".format)
+    assert results == []
 
 
 @pytest.mark.parametrize("copies", [0, 1])
@@ -184,7 +184,7 @@ def test_a_fleeting_caller_gets_an_array_which_counts_as_a_copy_where_it_was_mad
         source.dense = source.copy
     x = source.full(1.0)
     with count_crossings() as counts:
-        given = Exchange(FakeBackend("dest"), source, fleeting=True).give([x], 0)
+        given = Exchange(FakeBackend("dest"), source, fleeting=True).give([x], "f", "result {}".format)[0]
     assert np.shares_memory(given, x.value)
     assert (counts.crossings, counts.copies) == (1, copies)
 

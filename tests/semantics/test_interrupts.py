@@ -114,6 +114,15 @@ def in_numpy(f, x):
     return value, pull(np.ones_like(value))[0]
 
 
+@pytest.fixture
+def heard():
+    """Python's own handler, also in a process that was started with signals ignored, as a shell does behind `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize(("dst", "evaluate"), [("tf", in_tensorflow), ("jax", in_jax), ("numpy", in_numpy)])
 def test_a_signal_reaches_the_caller_and_leaves_the_function_as_it_was(dst, evaluate, where, monkeypatch):

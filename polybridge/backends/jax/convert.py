@@ -9,16 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.core import eval_trace as _EVALUATION  # private, see `is_tracing`
-from jax._src.core import trace_state_strong_ref as _trace
+from jax._src.core import eval_trace as EVALUATION  # private, see `is_tracing`
+from jax._src.core import trace_state_strong_ref as trace
 from jax._src.lib import _jax  # private, see `from_dlpack`
 from jax._src.xla_bridge import backends_are_initialized as started  # private: JAX has no public one (0.10)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from polybridge.core.backend import Narrowing
 from polybridge.core.errors import PrecisionWarning, UnsupportedTensorError, warn
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec, dtype
 
-__all__ = ["started"]
+__all__ = ["EVALUATION", "started", "trace"]
 
 _NAMES = {dtype(name): name for name in SUPPORTED}
 _NARROWER = {
@@ -27,6 +28,7 @@ _NARROWER = {
     "int64": "int32",
     "uint64": "uint32",
 }
+_WIDE, _NOTHING = frozenset(_NARROWER), frozenset[str]()
 
 
 def is_tensor(value: Any) -> bool:
@@ -114,6 +116,23 @@ def to_dlpack(tensor: jax.Array) -> Any:
     return capsule
 
 
+def export(tensor: jax.Array) -> Any:
+    """Return a capsule on the memory of an array that is dense as it is; None for any other.
+
+    Raises:
+        UnsupportedTensorError: as `dense`.
+    """
+    return to_dlpack(tensor) if hasattr(tensor, _OWNED) or dense(tensor) is tensor else None
+
+
+def release(tensor: jax.Array) -> Any:
+    """Return a capsule on the memory of an array that `owns` has proved to be free, and is no longer; else None."""
+    if not hasattr(tensor, _OWNED):
+        return None
+    del tensor._polybridge_owns
+    return _jax.buffer_to_dlpack_managed_tensor(tensor, stream=None)
+
+
 def from_dlpack(capsule: Any) -> jax.Array:
     """Return an array on the memory of a capsule, which JAX copies where it is not aligned; narrowed where it must be.
 
@@ -123,7 +142,7 @@ def from_dlpack(capsule: Any) -> jax.Array:
     # Private: `jax.dlpack.from_dlpack` takes an object and not a capsule, 17 us and not 3, and cuts 64 bits silently.
     # `tests/backends/test_private_apis.py` notices a change.
     array: jax.Array = _jax.dlpack_managed_tensor_to_buffer(capsule, _cpu(), None, None)
-    return narrowed(array) if narrows() and array.aval.dtype.itemsize >= 8 else array
+    return narrowed(array) if array.aval.dtype.itemsize >= 8 and narrows() else array
 
 
 def to_numpy(tensor: jax.Array) -> np.ndarray[Any, Any]:
@@ -153,8 +172,9 @@ def own(tensors: Iterable[jax.Array | None]) -> None:
 
     XLA copies what it would otherwise return twice, or return of its inputs and constants. On one device it is dense.
     """
+    is_single = not _has_others()
     for tensor in tensors:
-        if tensor is not None and (not _has_others() or type(tensor.sharding) is SingleDeviceSharding):
+        if tensor is not None and (is_single or type(tensor.sharding) is SingleDeviceSharding):
             tensor._polybridge_owns = True
 
 
@@ -213,12 +233,20 @@ def looked_at(arrays: list[Any], call: str) -> list[Any]:
 def is_tracing() -> bool:
     """Whether JAX is tracing on this thread."""
     # Private: `jax.extend.core.find_top_trace`, which is to be removed, goes the same way in four calls (JAX 0.10).
-    return _trace.value is not _EVALUATION
+    return trace.value is not EVALUATION
 
 
 def narrows() -> bool:
     """Whether 64 bits are off on this thread."""
     return not jax.enable_x64.value
+
+
+class _To32Bits(Narrowing):
+    def dtypes(self) -> frozenset[str]:
+        return _WIDE if narrows() else _NOTHING
+
+
+narrowing = _To32Bits()
 
 
 def narrowed_dtype(name: str) -> str:
@@ -245,6 +273,7 @@ def narrowed(array: Any) -> Any:
             )
     else:
         _tell_of_precision()
+    narrowing.note()
     narrow = values.astype(narrower)
     return narrow if isinstance(array, np.ndarray) else jnp.asarray(narrow)
 

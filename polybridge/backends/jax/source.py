@@ -48,17 +48,28 @@ class CompilingEvaluator(Evaluator):
 
     def __call__(self, inputs: Sequence[Tensor]) -> Results:
         """Run the program, compiled."""
-        return self._evaluate(_now, inputs, ())[0]
+        return self.vjp(inputs, ())[0]
 
-    def vjp(self, inputs: Sequence[Tensor], wanted: Sequence[int]) -> tuple[Results, Pullback]:
-        """Run the program with its residuals, compiled."""
-        return self._evaluate(_now, inputs, tuple(wanted))
+    def vjp(
+        self, inputs: Sequence[Tensor], wanted: Sequence[int], call: _Call | None = None
+    ) -> tuple[Results, Pullback]:
+        """Run the program with its residuals, compiled; or `call` it otherwise."""
+        wanted = tuple(wanted)
+        stage = self._stages.get(wanted) or self._stage(wanted)
+        call, inputs = call or _now, tuple(inputs)
+        handed, kept, trace = call(stage.forward, *inputs)
+        found, (differentiable, structure) = list(handed), trace.rest
+        if not all(differentiable):
+            outputs = sum(differentiable)  # which come first
+            following, rest = iter(found[:outputs]), iter(found[outputs:])
+            found = [next(following if d else rest) for d in differentiable]
+        return Results(found, differentiable, structure), _StagePullback(stage, call, trace, inputs, kept)
 
     def abstract(self, specs: Sequence[TensorSpec], wanted: Sequence[int]) -> Abstract:
         """Return the plan of an evaluation from a trace, which later evaluations use too."""
         inputs = [jax.ShapeDtypeStruct(spec.shape, convert.narrowed_dtype(spec.dtype)) for spec in specs]
         try:
-            results, pullback = self._evaluate(_later, inputs, tuple(wanted))
+            results, pullback = self.vjp(inputs, wanted, _later)
         except _UNTRACEABLE:
             return super().abstract(specs, wanted)
         found = list(map(convert.spec, results.tensors))
@@ -66,21 +77,9 @@ class CompilingEvaluator(Evaluator):
         evaluation = Evaluation(pullback, outputs, tuple(range(len(wanted))), contextlib.nullcontext)
         return Abstract(found, results.differentiable, results.structure, evaluation)
 
-    def _evaluate(self, call: _Call, inputs: Sequence[Tensor], wanted: tuple[int, ...]) -> tuple[Results, Pullback]:
-        stage = self._stages.get(wanted) or self._stage(wanted)
-        constants = list(inputs)
-        for i in wanted:
-            constants[i] = None
-        primals = tuple(map(inputs.__getitem__, wanted))
-        found, (differentiable, structure), pullback = stage.evaluate(call, tuple(constants), primals)
-        if all(differentiable):
-            return Results(found, differentiable, structure), pullback
-        outputs = sum(differentiable)  # which come first
-        following, rest = iter(found[:outputs]), iter(found[outputs:])
-        return Results([next(following if d else rest) for d in differentiable], differentiable, structure), pullback
-
     def _stage(self, wanted: tuple[int, ...]) -> _Stage:
-        stage = self._stages.setdefault(wanted, _Stage(functools.partial(self._program, wanted), self._mode))
+        fn, split = functools.partial(self._program, wanted), functools.partial(_split, wanted)
+        stage = self._stages.setdefault(wanted, _Stage(fn, split, self._mode))
         while len(self._stages) > _STAGES:
             self._stages.pop(next(iter(self._stages)), None)
         return stage
@@ -101,8 +100,9 @@ def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple
     def program(constants: Tree, primals: Tree) -> tuple[Tree, _Packed]:
         return tuple(fn(*primals)), ((), (), None)
 
-    outputs, _, pullback = _Stage(program, _Mode(eager=True)).evaluate(_now, (), tuple(primals))
-    return outputs, pullback
+    stage, inputs = _Stage(program, lambda inputs: ((), inputs), _Mode(eager=True)), tuple(primals)
+    outputs, kept, trace = stage.forward(*inputs)
+    return outputs, _StagePullback(stage, _now, trace, inputs, kept)
 
 
 def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Callable[..., Sequence[Tensor]]:
@@ -114,6 +114,11 @@ def vmap(fn: Callable[..., Sequence[Tensor]], axes: Sequence[int | None]) -> Cal
 def needs_values(error: Exception) -> bool:
     """Whether a function has asked for values that tracers do not have."""
     return isinstance(error, _UNTRACEABLE)
+
+
+def _split(wanted: Sequence[int], inputs: Sequence[Tensor]) -> tuple[Tree, Tree]:
+    """Return the inputs with None for the wanted ones, and these."""
+    return tuple(None if i in wanted else x for i, x in enumerate(inputs)), tuple(inputs[i] for i in wanted)
 
 
 _Packed = tuple[Tree, Tree, Any]
@@ -147,13 +152,23 @@ class _Compiled:
 
     @functools.cached_property
     def _jitted(self) -> Any:
-        return jax.jit(lambda *args: self._numbered(self._fn(*args)))  # a new function: JAX's cache knows it not
+        def numbered(*args: Tree) -> dict[int | None, tuple[Tree, Tree]]:
+            if jax.config.jax_disable_jit and not convert.is_tracing():  # JAX calls this itself then
+                return {_NOT_COMPILED: (self._as_it_is(args), ())}
+            handed, kept, static = self._fn(*args)
+            number = None if static is None else next(_numbers)
+            self._statics[number] = static
+            while len(self._statics) > _TRACES + 1:
+                self._statics.pop(list(self._statics)[1], None)  # after None
+            return {number: (handed, kept)}
+
+        return jax.jit(numbered)  # a new function: JAX's cache knows it not
 
     def __call__(self, *args: Tree) -> _Packed:
         """Evaluate it now."""
-        if self._mode.eager or jax.config.jax_disable_jit:
+        if self._mode.eager:
             return self._as_it_is(args)
-        if convert.is_tracing():  # something else, around the call
+        if convert.trace.value is not convert.EVALUATION:  # something else is being traced, around the call
             with jax.core.eval_context():
                 return self(*args)
         try:
@@ -164,6 +179,8 @@ class _Compiled:
             return packed
         static = self._statics.get(number, _DROPPED)
         if static is _DROPPED:
+            if number == _NOT_COMPILED:
+                return handed
             self.__dict__.pop("_jitted", None)
             return self(*args)
         convert.own(handed)
@@ -184,16 +201,9 @@ class _Compiled:
         jax.block_until_ready(packed[:2])
         return packed
 
-    def _numbered(self, packed: _Packed) -> dict[int | None, tuple[Tree, Tree]]:
-        handed, kept, static = packed
-        number = None if static is None else next(_numbers)
-        self._statics[number] = static
-        while len(self._statics) > _TRACES + 1:
-            self._statics.pop(list(self._statics)[1], None)  # after None
-        return {number: (handed, kept)}
-
 
 _DROPPED = object()  # what is static of a trace that was made too long ago; it has to be traced anew
+_NOT_COMPILED = -1
 _numbers = itertools.count()
 _Call = Callable[..., _Packed]
 _now, _later = _Compiled.__call__, _Compiled.later
@@ -205,27 +215,34 @@ class _Stage:
     Args:
         fn: from constants and primals (trees in which None is what is not there) to its outputs and a `_Packed` of
             what it returns besides.
+        split: finds both in the inputs of an evaluation; called when these are traced.
         mode: of the program that it comes from.
     """
 
-    def __init__(self, fn: Callable[[Tree, Tree], tuple[Tree, _Packed]], mode: _Mode) -> None:
-        self._fn, self._mode = fn, mode
-        self._forward = _Compiled(self._with_residuals, mode)
+    def __init__(
+        self,
+        fn: Callable[[Tree, Tree], tuple[Tree, _Packed]],
+        split: Callable[[Sequence[Tree]], tuple[Tree, Tree]],
+        mode: _Mode,
+    ) -> None:
+        self._fn, self._split, self._mode = fn, split, mode
+        self.forward = _Compiled(self._with_residuals, mode)
 
     @functools.cached_property
     def derivative(self) -> _Stage:
-        """The pullback as a function of `(primals, cts)`."""
-        return _Stage(self._pulled, self._mode)
+        """The pullback as a function of the inputs and the cotangents, differentiated by the primals and these."""
 
-    def evaluate(self, call: _Call, constants: Tree, primals: Tree) -> tuple[list[Tensor | None], Any, Pullback]:
-        """Return the outputs, followed by what is returned besides; what is static of that; and the pullback."""
-        handed, kept, trace = call(self._forward, constants, primals)
-        return list(handed), trace.rest, _StagePullback(self, call, trace, constants, primals, kept)
+        def split(inputs: Sequence[Tree]) -> tuple[Tree, Tree]:
+            constants, primals = self._split(inputs[0])
+            return constants, (primals, inputs[1])
 
-    def _with_residuals(self, constants: Tree, primals: Tree) -> _Packed:
+        return _Stage(self._pulled, split, self._mode)
+
+    def _with_residuals(self, *inputs: Tree) -> _Packed:
+        constants, primals = self._split(inputs)
         outputs, pull, (rest, _, static) = jax.vjp(functools.partial(self._fn, constants), primals, has_aux=True)
         leaves, treedef = jax.tree.flatten(pull)
-        given = {id(x): i for i, x in enumerate(jax.tree.leaves((constants, primals)))}
+        given = {id(x): i for i, x in enumerate(jax.tree.leaves(inputs))}
         places = [given.get(id(leaf)) for leaf in leaves]
         kept = tuple(leaf for leaf, place in zip(leaves, places, strict=True) if place is None)
         return (*outputs, *rest), kept, _Trace(treedef, places, outputs, static, self._mode)
@@ -251,8 +268,8 @@ class _Trace:
         self._treedef, self._places, self.outputs, self.rest = treedef, places, _specs(outputs), rest
         self.pull = _Compiled(self._pull, mode)
 
-    def _pull(self, constants: Tree, primals: Tree, kept: Tree, cts: Tree) -> _Packed:
-        given, own = jax.tree.leaves((constants, primals)), iter(kept)
+    def _pull(self, inputs: Tree, kept: Tree, cts: Tree) -> _Packed:
+        given, own = jax.tree.leaves(inputs), iter(kept)
         residuals = [next(own) if place is None else given[place] for place in self._places]
         return _pull(jax.tree.unflatten(self._treedef, residuals), self.outputs, cts), (), None
 
@@ -260,28 +277,27 @@ class _Trace:
 class _StagePullback(Pullback):
     """The pullback of a stage: its trace, with the arrays."""
 
-    def __init__(self, stage: _Stage, call: _Call, trace: _Trace, constants: Tree, primals: Tree, kept: Tree) -> None:
-        self._stage, self._call, self._trace = stage, call, trace
-        self._constants, self._primals, self._kept = constants, primals, kept
-        self._narrow = convert.narrows()
+    def __init__(self, stage: _Stage, call: _Call, trace: _Trace, inputs: Sequence[Tree], kept: Tree) -> None:
+        self._stage, self._call, self._trace, self._inputs, self._kept = stage, call, trace, inputs, kept
+        self._wide = jax.enable_x64.value
 
     def __call__(self, cts: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Pull back, compiled."""
-        if convert.narrows() != self._narrow:
+        if jax.enable_x64.value is not self._wide:
             with self._precision():
                 return self(cts)
-        return list(self._call(self._trace.pull, self._constants, self._primals, self._kept, tuple(cts))[0])
+        return self._call(self._trace.pull, self._inputs, self._kept, tuple(cts))[0]
 
     def vjp(self, cts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Pullback]:
         """Evaluate the derivative's stage."""
+        stage, inputs = self._stage.derivative, (self._inputs, tuple(cts))
         with self._precision():
-            primals = (self._primals, tuple(cts))
-            found, _, pullback = self._stage.derivative.evaluate(self._call, self._constants, primals)
-        return found, pullback
+            found, kept, trace = self._call(stage.forward, *inputs)
+            return found, _StagePullback(stage, self._call, trace, inputs, kept)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of the forward, as far as the residuals depend on it."""
-        return jax.enable_x64(not self._narrow)
+        return jax.enable_x64(self._wide)
 
 
 def _specs(outputs: Tree) -> Tree:

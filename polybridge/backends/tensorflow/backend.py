@@ -39,6 +39,7 @@ class TensorFlowBackend(Backend):
     is_differentiable = staticmethod(convert.is_differentiable)
     dense = staticmethod(convert.dense)
     to_dlpack = staticmethod(convert.to_dlpack)
+    export = staticmethod(convert.export)
     vmap = staticmethod(source.vmap)
     run = staticmethod(source.run)
     started = staticmethod(_private.has_started)

@@ -89,6 +89,11 @@ def to_dlpack(tensor: tf.Tensor) -> Any:
     return tf.experimental.dlpack.to_dlpack(tensor)
 
 
+def export(tensor: Any) -> Any:
+    """Return a capsule on the memory of a tensor; None for a variable, and for what `dense` refuses."""
+    return to_dlpack(tensor) if type(tensor) is EagerTensor and tensor.dtype in _NAMES else None
+
+
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
     """Return a read-only view of the values; a copy of a single number, of which TensorFlow shows no view."""
     tensor = dense(tensor)

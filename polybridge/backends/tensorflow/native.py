@@ -158,7 +158,7 @@ class _Evaluation:
 
     def _plan(self, specs: tuple[TensorSpec, ...], wanted: Sequence[int]) -> Abstract:
         source = self.relay.exchange.source
-        key = self.relay, specs, self.followed, source.narrows(), source.modes()
+        key = self.relay, specs, self.followed, source.modes()
         plan = self.plans.get(key)
         if plan is None:
             try:

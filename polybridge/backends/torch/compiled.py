@@ -38,6 +38,9 @@ _names: dict[tuple[Any, ...], str] = {}  # by the id of a relay, and autocast
 _identities = itertools.count()  # of decorated functions
 
 
+is_compiling = torch.compiler.is_compiling
+
+
 def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with a branch for the compiler, which puts it into its graph without looking inside.
 
@@ -50,7 +53,7 @@ def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             if torch.compiler.is_dynamo_compiling():
                 mark()
                 return opaque[identity](*_without_none(args), **_without_none(kwargs))
@@ -155,11 +158,11 @@ class _Entry:
         return source.autocasting(self._autocast) if any(self._autocast) else contextlib.nullcontext()
 
     def plan(self, xs: Sequence[Tensor]) -> symbolic.Plan:
-        narrows = self.relay.exchange.source.narrows()
-        found = self.plans.get((narrows, *symbolic.key(xs)))
+        modes = self.relay.exchange.source.modes()
+        found = self.plans.get((modes, *symbolic.key(xs)))
         if found is None:
             found = symbolic.plan(self.relay, xs)
-            self.plans[narrows, *symbolic.key(xs)] = found  # under another key where symbols have become numbers
+            self.plans[modes, *symbolic.key(xs)] = found  # under another key where symbols have become numbers
         return found
 
     def checked(self, leaves: Sequence[Any], xs: Sequence[Tensor], kinds: str, sizes: Sequence[int]) -> list[Tensor]:

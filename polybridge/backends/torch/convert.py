@@ -15,7 +15,9 @@ from torch.utils.dlpack import to_dlpack as _to_dlpack
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import BFLOAT16, DIFFERENTIABLE, SUPPORTED, TensorSpec
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = (*_ORDINARY, FakeTensor)
+_STRIDED = torch.strided
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
 
@@ -36,7 +38,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
         kind = type(tensor).__name__
         hint = "pass .full_tensor(), or .to_local() for the part of this process" if kind == "DTensor" else "unwrap it"
         raise UnsupportedTensorError(f"a {kind}, which has no memory of its own; {hint}")
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.layout is not _STRIDED or tensor.is_nested:
         raise UnsupportedTensorError(f"a tensor of layout {'nested' if tensor.is_nested else tensor.layout}")
     if tensor.is_meta and type(tensor) is not FakeTensor:
         raise UnsupportedTensorError("a meta tensor, which has no values")
@@ -103,25 +105,24 @@ def lasting(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def places(tensors: Sequence[torch.Tensor | None]) -> list[tuple[int, int] | None]:
-    """Return for each tensor its storage and where that is; nothing outside of distributed runs, where nobody frees."""
-    if not _is_distributed():
-        return []
+    """Return for each tensor its storage and where that is."""
     return [None if x is None else (x.untyped_storage()._cdata, x.untyped_storage().data_ptr()) for x in tensors]
 
 
 def are_freed(before: Sequence[tuple[int, int] | None], tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether a storage has been freed, and perhaps filled again elsewhere, since `places` saw it."""
-    return bool(before) and any(
+    return any(
         b is not None and n is not None and b[0] == n[0] and b[1] != n[1]
         for b, n in zip(before, places(tensors), strict=True)
     )
 
 
+# Private: what `torch.distributed.is_initialized` asks, in four calls, is `_world.default_pg` (torch 2.13).
+distributed = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
+
+
 def _is_distributed() -> bool:
-    return _group is not None and _group.WORLD is not None  # what `is_initialized` asks, without four calls
-
-
-_group = torch.distributed.group if torch.distributed.is_available() else None
+    return distributed is not None and distributed._world.default_pg is not None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -145,10 +146,19 @@ def to_dlpack(tensor: torch.Tensor) -> Any:
     return _to_dlpack(tensor.detach())  # a tensor of its own, so that `owns` sees the capsule
 
 
-def from_dlpack(capsule: Any) -> torch.Tensor:
-    """Return a tensor on the memory of a capsule."""
-    tensor: torch.Tensor = _from_dlpack(capsule)  # private: the public one takes objects too, and asks first (2.13)
-    return tensor
+def export(tensor: torch.Tensor) -> Any:
+    """Return a capsule on the memory of an ordinary dense tensor; None for one that `dense` has to look at."""
+    if (
+        type(tensor) in _ORDINARY
+        and tensor.dtype in _NAMES
+        and tensor.layout is _STRIDED
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+        and tensor.is_contiguous()
+    ):
+        return _to_dlpack(tensor.detach())
+
+
+from_dlpack = _from_dlpack  # private: the public one takes objects too, and asks first (torch 2.13)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

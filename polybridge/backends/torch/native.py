@@ -59,6 +59,7 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
     return native
 
 
+_distributed = convert.distributed
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
@@ -101,8 +102,7 @@ def _recorded(relay: Relay, xs: Sequence[Tensor | None], wanted: Sequence[int]) 
     # Hooks switch the check of versions off.
     lent = xs if hooks is None or _is_of_checkpoint(hooks) else relay.exchange.copies(xs)
     outcome, back = relay.vjp(lent, wanted)
-    leaves, outcome.leaves = outcome.leaves, []  # those that autograd follows take their place
-    outcome.leaves = list(_record(back, wanted, outcome.differentiable, leaves, *xs))
+    outcome.leaves = list(_record((back, wanted, outcome.differentiable, outcome.leaves, hooks), *xs))
     return outcome
 
 
@@ -121,24 +121,18 @@ class _Crossing(torch.autograd.Function):
 
     # Without `setup_context`, for which torch binds the signature of `forward` at every call (20 us in 2.13).
     @staticmethod
-    def forward(
-        ctx: Any,
-        back: Relay,
-        wanted: Sequence[int],
-        differentiable: Sequence[bool],
-        leaves: list[Tensor | None],
-        *xs: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
-        hooks = _top_saved_tensors_default_hooks(False)
+    def forward(ctx: Any, evaluation: tuple[Any, ...], *xs: Tensor | None) -> tuple[Tensor | None, ...]:
+        back, wanted, differentiable, leaves, hooks = evaluation
+        places = None
         if hooks is None:
-            token = torch.empty(0)
+            token: Any = torch.empty(0)
             token.polybridge_back = back
-            ctx.places = convert.places(xs)
+            if _distributed is not None and _distributed._world.default_pg is not None:  # where weights may be freed
+                places = convert.places(xs)
         else:
             token = torch.from_numpy(residuals.keep(back))
             ctx.back = None if _is_of_checkpoint(hooks) else back
-            ctx.places = None
-        ctx.known = wanted, differentiable, len(xs)
+        ctx.known = wanted, differentiable, len(xs), places
         ctx.save_for_backward(*xs, token)
         ctx.set_materialize_grads(False)
         if not all(differentiable):
@@ -150,23 +144,31 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         *xs, token = ctx.saved_tensors
-        if ctx.places and convert.are_freed(ctx.places, xs):
+        wanted, differentiable, length, places = ctx.known
+        if places is not None and convert.are_freed(places, xs):
             raise ResidualError.freed()
-        wanted, differentiable, count = ctx.known
         inputs = [*map(xs.__getitem__, wanted), *compress(cts, differentiable)]
         back = getattr(token, "polybridge_back", None) or ctx.back or residuals.kept(int(token))
-        for x in inputs:
-            if x is not None and (is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)):
-                # Private: nothing public has the shapes and dtypes of a node's results (torch 2.13).
-                found = _pull_wrapped(back, inputs, list(compress(ctx._input_metadata, differentiable)))
-                break
+        is_plain = not (is_grad_enabled() or _are_transforms_active())
+        for ct in cts:
+            if ct is not None and is_legacy_batchedtensor(ct):
+                is_plain = False
+        if is_plain:
+            found = back.rows(inputs).leaves
+        elif any(map(_is_wrapped, inputs)):
+            # Private: nothing public has the shapes and dtypes of a node's results (torch 2.13).
+            found = _pull_wrapped(back, inputs, list(compress(ctx._input_metadata, differentiable)))
         else:
             found = _pull(back, inputs)
-        return (None, None, None, None, *spread(found, wanted, count))
+        return (None, *(found if len(found) == length else spread(found, wanted, length)))
 
 
 # Private: `_Crossing.apply` without its look for transforms, which has been had: 5 us of 80 (torch 2.13).
 _record: Callable[..., Any] = super(torch.autograd.Function, _Crossing).apply
+
+
+def _is_wrapped(x: Tensor | None) -> bool:
+    return x is not None and (is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x))
 
 
 def _pull(back: Relay, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -58,12 +58,15 @@ def run(fn: Callable[[], Any]) -> Any:
         return fn()
 
 
-def differentiate(fn: Callable[[], Any]) -> Any:
-    """Call `fn()` with tensors that autograd takes, also where the caller, who differentiates, is in inference mode."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.no_grad():
-            return fn()
-    return fn()
+def around() -> contextlib.AbstractContextManager[Any] | None:
+    """Return a context in which autograd takes tensors, where the caller, who differentiates, is in inference mode."""
+    return _training() if torch.is_inference_mode_enabled() else None
+
+
+@contextlib.contextmanager
+def _training() -> Any:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def vjp(fn: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor]) -> tuple[list[Tensor], Pullback]:
