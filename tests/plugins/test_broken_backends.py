@@ -185,6 +185,7 @@ BROKEN = {
     "copy_has_memory_of_its_own": toy_with(copy=lambda self, x: toy.Array(x.value)),
     "reference_has_the_same_values": toy_with(reference=lambda self, x: toy.Array(np.zeros_like(x.value))),
     "dlpack_shares_memory": torch_with(to_dlpack=lambda self, x: TorchBackend.to_dlpack(self, x.clone())),
+    "exports_what_is_dense": torch_with(export=lambda self, x: TorchBackend.export(x.clone())),
     "adopts_the_memory_of_an_array": toy_with(adopt=lambda self, array: toy.array(array)),
     "a_capsule_keeps_its_memory": torch_with(
         to_dlpack=lambda self, x: id(x), from_dlpack=lambda self, capsule: torch.zeros(1)
