@@ -53,7 +53,7 @@ class CompilingEvaluator(Evaluator):
     def vjp(
         self, inputs: Sequence[Tensor], wanted: Sequence[int], call: _Call | None = None
     ) -> tuple[Results, Pullback]:
-        """Run the program with its residuals, compiled; or `call` it otherwise."""
+        """Run the program with its residuals, compiled; by `_later` at specs in place of arrays."""
         wanted = tuple(wanted)
         stage = self._stages.get(wanted) or self._stage(wanted)
         call, inputs = call or _now, tuple(inputs)
@@ -203,7 +203,7 @@ class _Compiled:
 
 
 _DROPPED = object()  # what is static of a trace that was made too long ago; it has to be traced anew
-_NOT_COMPILED = -1
+_NOT_COMPILED = -1  # in place of a number, where JAX runs a function as it is; what is static is handed over with it
 _numbers = itertools.count()
 _Call = Callable[..., _Packed]
 _now, _later = _Compiled.__call__, _Compiled.later
