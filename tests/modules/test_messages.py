@@ -51,7 +51,7 @@ def with_key(params, x, *, key):
     return x * params["w"] * jax.random.bernoulli(key, 0.5, x.shape)
 
 
-WEIGHTS = {"w": jnp.ones(64)}
+WEIGHTS = {"w": jnp.ones(64, jnp.float32)}
 SOURCES = {
     "equinox": lambda dst: polybridge.wrap(OfEquinox(), dst=dst),
     "flax": lambda dst: polybridge.wrap(OfFlax(), dst=dst),
