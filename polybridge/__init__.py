@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from polybridge.core.backend import Backend, Pullback
+from polybridge.core.backend import Backend, Narrowing, Pullback
 from polybridge.core.bridge import Bridge
 from polybridge.core.errors import (
     ArgumentError,
@@ -76,6 +76,7 @@ __all__ = [
     "ModuleLibrary",
     "ModulePlugin",
     "MutationError",
+    "Narrowing",
     "NotCallableError",
     "NotDifferentiableError",
     "Outcome",
