@@ -84,21 +84,23 @@ class Exchange:
             return None if self.source.writes or self.dest.writes else False
         return self.copy
 
-    # How most tensors are given.
+    # How most tensors are given: out of the source in a capsule, or as an array where memory is fleeting.
 
     @functools.cached_property
     def _reference(self) -> Callable[[Tensor], Tensor] | None:
-        return self.source.reference if self.source.writes else None
+        return self.source.reference if self.source.writes and not self.fleeting else None
 
     @functools.cached_property
     def _export(self) -> Callable[[Tensor], Any] | None:
-        if not self.by_dlpack or self.fleeting or self._is_copied:
+        if self.fleeting:
+            return self.source.to_numpy
+        if not self.by_dlpack or self._is_copied:
             return None
         return self.source.release if self._is_copied is None else self.source.export
 
     @functools.cached_property
     def _adopt(self) -> Callable[[Any], Tensor | None]:
-        return _adopting(self.dest)
+        return np.asarray if self.fleeting else _adopting(self.dest)
 
     def give(self, tensors: list[Tensor | None], call: str, name: Callable[[int], str]) -> list[Tensor | None]:
         """Return tensors of the source for the caller to keep.
@@ -123,8 +125,8 @@ class Exchange:
                 try:
                     if reference is not None:
                         tensor = reference(tensor)  # who still holds the old object can be seen at the new one
-                    capsule = None if export is None or _counters else export(tensor)
-                    adopted = None if capsule is None else adopt(capsule)
+                    exported = None if export is None or _counters else export(tensor)
+                    adopted = None if exported is None else adopt(exported)
                     tensor = self._given(tensor) if adopted is None else adopted
                 except UnsupportedTensorError as error:
                     raise error.at(call, name(len(given))) from None
@@ -357,8 +359,12 @@ class Carry:
     def __init__(self, origin: Backend, target: Backend, owns: bool = False, keeps: bool = False) -> None:
         """Have at hand what a call asks for."""
         self._origin, self._target, self._owns, self._keeps = origin, target, owns, keeps
-        self._export = origin.export if origin.dlpack and target.dlpack and not owns else None
-        self._adopt = _adopting(target)
+        self._export: Callable[[Tensor], Any] | None = None
+        self._adopt: Callable[[Any], Tensor | None] = target.from_numpy
+        if origin.dlpack and target.dlpack:
+            self._export, self._adopt = (None if owns else origin.export), _adopting(target)
+        elif owns:
+            self._export = _array_of(origin)
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the tensors in the target's framework; None stays None."""
@@ -367,8 +373,8 @@ class Carry:
         for tensor in tensors:
             adopted = None
             if tensor is not None and export is not None and not _counters and not (_copies and id(tensor) in _copies):
-                capsule = export(tensor)
-                adopted = None if capsule is None else adopt(capsule)
+                exported = export(tensor)
+                adopted = None if exported is None else adopt(exported)
             carried.append(self._moved(tensor) if adopted is None else adopted)
         return carried
 
@@ -383,6 +389,12 @@ class Carry:
         if self._keeps and copy is not None:
             _keep(tensor, origin, copy)
         return moved
+
+
+def _array_of(origin: Backend) -> Callable[[Tensor], Any]:
+    """Return a function that returns the values of a tensor that is dense as it is; None of any other."""
+    dense, to_numpy = origin.dense, origin.to_numpy
+    return lambda tensor: to_numpy(tensor) if dense(tensor) is tensor else None
 
 
 def _adopting(target: Backend) -> Callable[[Any], Tensor | None]:
