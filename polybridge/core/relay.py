@@ -142,11 +142,12 @@ class FunctionRelay(Relay):
     def vjp(self, xs: Sequence[Tensor | None], wanted: Sequence[int]) -> tuple[Outcome, Relay]:
         """Run the program under the source's reverse mode."""
         source, dest, loan = self._source, self.exchange.dest, self._loan
-        if source.around is not None or not forks.is_safe:
-            context = self._around()
-            if context is not None:
-                with context:
-                    return self.vjp(xs, wanted)
+        if not forks.is_safe:
+            forks.check(self.call)
+        context = None if source.around is None else source.around()
+        if context is not None:
+            with context:
+                return self.vjp(xs, wanted)
         narrowing = source.narrowing
         before = None if narrowing is None else narrowing.latest
         results, pullback = self._evaluator.vjp(self._lent(xs), wanted)
@@ -330,11 +331,13 @@ class PullbackRelay(Relay):
         return self.exchange.give(found, self.call, _gradient)
 
     def _pulled(self, pull: Callable[..., Sequence[Tensor | Rows | None]], xs: Sequence[Tensor | None]) -> Outcome:
-        if self.exchange.source.around is not None or not forks.is_safe:
-            context = self._around()
-            if context is not None:
-                with context:
-                    return self._pulled(pull, xs)
+        if not forks.is_safe:
+            forks.check(self.call)
+        around = self.exchange.source.around
+        context = None if around is None else around()
+        if context is not None:
+            with context:
+                return self._pulled(pull, xs)
         loan = self._loan  # Nothing else gets a name: the list shall be all that holds what is returned.
         if loan.watching:
             return self._outcome(list(loan.run(pull, self._lent(xs), self.call, _cotangent)))
