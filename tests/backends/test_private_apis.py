@@ -552,8 +552,8 @@ def test_a_capsule_becomes_a_tensor_on_its_memory():
 
 
 def test_the_default_group_is_none_outside_of_distributed_runs():
-    assert convert.distributed._world.default_pg is torch.distributed.group.WORLD is None
-    assert convert._is_distributed() is torch.distributed.is_initialized()
+    assert convert._distributed._world.default_pg is torch.distributed.group.WORLD is None
+    assert convert.is_distributed() is torch.distributed.is_initialized()
 
 
 def test_an_edge_of_an_operation_of_torch_is_its_node_and_number():

@@ -15,8 +15,8 @@ from torch.utils.dlpack import to_dlpack as _to_dlpack
 from polybridge.core.errors import UnsupportedTensorError
 from polybridge.core.specs import BFLOAT16, DIFFERENTIABLE, SUPPORTED, TensorSpec
 
-_ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
-_PLAIN = (*_ORDINARY, FakeTensor)
+ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = (*ORDINARY, FakeTensor)
 _STRIDED = torch.strided
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in SUPPORTED if hasattr(torch, name)}
 
@@ -101,7 +101,7 @@ def lasting(parameter: torch.Tensor) -> torch.Tensor:
     FSDP does so, and gathers the values again for the backward: in torch's own graph they are then where they were, but
     what another framework has saved would point into memory that was freed.
     """
-    return parameter.clone() if torch.is_grad_enabled() and _is_distributed() and not owns(parameter) else parameter
+    return parameter.clone() if torch.is_grad_enabled() and is_distributed() and not owns(parameter) else parameter
 
 
 def places(tensors: Sequence[torch.Tensor | None]) -> list[tuple[int, int] | None]:
@@ -118,11 +118,12 @@ def are_freed(before: Sequence[tuple[int, int] | None], tensors: Sequence[torch.
 
 
 # Private: what `torch.distributed.is_initialized` asks, in four calls, is `_world.default_pg` (torch 2.13).
-distributed = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
+_distributed = torch.distributed.distributed_c10d if torch.distributed.is_available() else None
 
 
-def _is_distributed() -> bool:
-    return distributed is not None and distributed._world.default_pg is not None
+def is_distributed() -> bool:
+    """Whether there are other processes, which may free memory of weights between forward and backward."""
+    return _distributed is not None and _distributed._world.default_pg is not None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -149,7 +150,7 @@ def to_dlpack(tensor: torch.Tensor) -> Any:
 def export(tensor: torch.Tensor) -> Any:
     """Return a capsule on the memory of an ordinary dense tensor; None for one that `dense` has to look at."""
     if (
-        type(tensor) in _ORDINARY
+        type(tensor) in ORDINARY
         and tensor.dtype in _NAMES
         and tensor.layout is _STRIDED
         and not (tensor.is_nested or tensor.is_meta or tensor.is_conj() or tensor.is_neg())

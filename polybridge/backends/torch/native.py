@@ -39,7 +39,7 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
             or forward_ad._current_level >= 0
             or _are_transforms_active()
             or _is_tracing()
-            or not _PLAIN.issuperset(map(type, xs))
+            or not convert.ORDINARY.issuperset(map(type, xs))
             or any(map(is_functorch_wrapped_tensor, xs))
         ):
             outcome = _elsewhere(relay, xs)
@@ -57,10 +57,6 @@ def wrap_as_native(relay: FunctionRelay) -> Callable[..., Outcome]:
         return relay(xs)
 
     return native
-
-
-_distributed = convert.distributed
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 def _elsewhere(relay: FunctionRelay, xs: Sequence[Tensor]) -> Outcome | None:
@@ -127,7 +123,7 @@ class _Crossing(torch.autograd.Function):
         if hooks is None:
             token: Any = torch.empty(0)
             token.polybridge_back = back
-            if _distributed is not None and _distributed._world.default_pg is not None:  # where weights may be freed
+            if convert.is_distributed():
                 places = convert.places(xs)
         else:
             token = torch.from_numpy(residuals.keep(back))
