@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.core import eval_trace as EVALUATION  # private, see `is_tracing`
-from jax._src.core import trace_state_strong_ref as trace
+from jax._src.core import eval_trace as _EVALUATION  # private, see `is_tracing`
+from jax._src.core import trace_state_strong_ref as _trace
 from jax._src.lib import _jax  # private, see `from_dlpack`
 from jax._src.xla_bridge import backends_are_initialized as started  # private: JAX has no public one (0.10)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -19,7 +19,7 @@ from polybridge.core.backend import Narrowing
 from polybridge.core.errors import PrecisionWarning, UnsupportedTensorError, warn
 from polybridge.core.specs import DIFFERENTIABLE, SUPPORTED, TensorSpec, dtype
 
-__all__ = ["EVALUATION", "started", "trace"]
+__all__ = ["started"]
 
 _NAMES = {dtype(name): name for name in SUPPORTED}
 _NARROWER = {
@@ -127,10 +127,7 @@ def export(tensor: jax.Array) -> Any:
 
 def release(tensor: jax.Array) -> Any:
     """Return a capsule on the memory of an array that `owns` has proved to be free, and is no longer; else None."""
-    if not hasattr(tensor, _OWNED):
-        return None
-    del tensor._polybridge_owns
-    return _jax.buffer_to_dlpack_managed_tensor(tensor, stream=None)
+    return to_dlpack(tensor) if hasattr(tensor, _OWNED) else None
 
 
 def from_dlpack(capsule: Any) -> jax.Array:
@@ -233,7 +230,7 @@ def looked_at(arrays: list[Any], call: str) -> list[Any]:
 def is_tracing() -> bool:
     """Whether JAX is tracing on this thread."""
     # Private: `jax.extend.core.find_top_trace`, which is to be removed, goes the same way in four calls (JAX 0.10).
-    return trace.value is not EVALUATION
+    return _trace.value is not _EVALUATION
 
 
 def narrows() -> bool:

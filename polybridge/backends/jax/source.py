@@ -168,7 +168,7 @@ class _Compiled:
         """Evaluate it now."""
         if self._mode.eager:
             return self._as_it_is(args)
-        if convert.trace.value is not convert.EVALUATION:  # something else is being traced, around the call
+        if convert.is_tracing():  # something else is being traced, around the call
             with jax.core.eval_context():
                 return self(*args)
         try:
